@@ -1,0 +1,1 @@
+"""Public measurements shipped with epsim, one CSV file each."""

@@ -1,0 +1,1 @@
+"""Hardware and software profiles shipped with epsim, one TOML file each."""

@@ -1,0 +1,1 @@
+"""Native kernels, their CPU twin and the backends that run them."""

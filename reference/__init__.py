@@ -1,0 +1,1 @@
+"""What dispatch and combine mean: NumPy only, all ranks in one process."""

@@ -1,0 +1,1 @@
+"""What is connected to what: units, links, builders, routes and the vendor's topology files."""
