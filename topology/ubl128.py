@@ -93,8 +93,10 @@ def ubl128(
     )
 
 
-def check_scaleup(supernode_size: int, planes: int, ports_per_plane: int, radix: int) -> None:
-    """Check that one switch per plane carries a supernode.
+def check_scaleup(
+    supernode_size: int, planes: int, ports_per_plane: int, radix: int, field: str = "num_npus"
+) -> None:
+    """Check that one switch per plane carries a supernode; the error names `field`.
 
     Raises:
       TopologyError: a number is out of range, or the radix is too small.
@@ -102,13 +104,13 @@ def check_scaleup(supernode_size: int, planes: int, ports_per_plane: int, radix:
     in_range(planes, "planes", 1, MAX_PLANES)
     in_range(ports_per_plane, "ports_per_plane", 1, MAX_PLANES)
     in_range(radix, "radix", 1, MAX_RADIX)
-    in_range(supernode_size, "num_npus", 1, MAX_RADIX)
+    in_range(supernode_size, field, 1, MAX_RADIX)
     if supernode_size * ports_per_plane > radix:
         ports = f" x {ports_per_plane} ports" if ports_per_plane > 1 else ""
         rule = (
             f"one switch of {radix} ports per plane carries at most {radix // ports_per_plane} cards{ports}"
         )
-        raise TopologyError("num_npus", supernode_size, rule)
+        raise TopologyError(field, supernode_size, rule)
 
 
 def add_scaleup(
