@@ -46,7 +46,7 @@ class LedgerBlock:
 
 
 def ledger_blocks(config: EPConfig, topk: TopK, *, pod_size: int | None = None) -> Iterator[LedgerBlock]:
-    """Yield the ledger, one block per source rank in ascending order.
+    """Return the ledger, one block per source rank in ascending order, each made when asked for.
 
     Args:
       config: supplies the expert -> rank rule.
@@ -59,11 +59,10 @@ def ledger_blocks(config: EPConfig, topk: TopK, *, pod_size: int | None = None) 
     topk.check_against(config)
     if pod_size is not None:
         pod_size = whole_number("pod_size", pod_size, 1)
-    ranks = config.expert_ranks()
     # The last entry is what index -1 reads: a masked expert is on rank -1.
-    rank_of = np.append(ranks, -1)
-    for src_rank, idx in enumerate(topk.topk_idx):
-        yield _block(src_rank, idx, rank_of, config.ep_size, pod_size)
+    rank_of = np.append(config.expert_ranks(), -1)
+    # A generator expression, so that the checks above run at the call and not at the first block.
+    return (_block(src, idx, rank_of, config.ep_size, pod_size) for src, idx in enumerate(topk.topk_idx))
 
 
 def _block(
@@ -79,7 +78,7 @@ def _block(
     hits, master = _group(columns)
     pod_master = None
     if pod_size is not None:
-        # Floor division keeps masked columns negative, but folds them together; they are dropped below.
+        # Masked columns keep their own negative numbers: floor division would fold them together.
         _, pod_master = _group(np.where(columns < 0, columns, columns // pod_size))
     keep = slice(None) if not idx.size or idx.min() >= 0 else (idx >= 0).ravel()
 
@@ -136,8 +135,9 @@ def count_rows(config: EPConfig, topk: TopK, *, pod_size: int | None = None) -> 
     rows, single, entries = (np.zeros((size, size), dtype=np.int64) for _ in range(3))
     expert_rows = np.zeros(config.num_experts, dtype=np.int64)
     tokens = np.zeros(size, dtype=np.int64)
+    blocks = ledger_blocks(config, topk, pod_size=pod_size)
     pods = None if pod_size is None else np.zeros((size, -(-size // pod_size)), dtype=np.int64)
-    for block in ledger_blocks(config, topk, pod_size=pod_size):
+    for block in blocks:
         src = block.src_rank
         tokens[src] = block.num_tokens
         # One pass gives both counts: even keys are masters with several hits, odd ones with one.
