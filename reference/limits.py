@@ -19,6 +19,8 @@ TASK_TOKENS = 8
 WQE_STATIC_BLOCKS = 65_536
 WQE_RUNTIME_BLOCKS = 32_768
 RECORDS_PER_SQE = 6
+UBUF_MOST_BYTES = 248 * 1024
+UBUF_LEAST_BYTES = 216 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,10 @@ def _broken(condition: bool, id_: str, field: str, value: int, rule: str) -> lis
     return [Limit(id=id_, field=field, value=value, rule=rule, severity="error")] if condition else []
 
 
+def _warned(condition: bool, id_: str, field: str, value: int, rule: str) -> list[Limit]:
+    return [Limit(id=id_, field=field, value=value, rule=rule, severity="warning")] if condition else []
+
+
 def limits(
     config: EPConfig,
     *,
@@ -100,12 +106,13 @@ def limits(
 
     Raises:
       ConfigError: num_aivs below 1.
-      Source: deepep-ascend.md sections 1.2, 1.4 and 1.10.
+      Source: deepep-ascend.md sections 1.2, 1.4, 1.10, 3.6 and 3.7.
     """
     num_aivs = whole_number("num_aivs", num_aivs, 1)
     found = [
         *_group_limits(config),
-        *_shape_limits(config, num_aivs, dtype),
+        *_shape_limits(config, num_aivs),
+        *_memory_limits(config, dtype),
         *_combine_limits(config, num_aivs, counts),
         *_dispatch_queue_limits(config, num_aivs, counts),
         *_buffer_limits(config, dtype, num_buffer_bytes),
@@ -131,12 +138,11 @@ def _group_limits(config: EPConfig) -> list[Limit]:
     ]
 
 
-def _shape_limits(config: EPConfig, num_aivs: int, dtype: Dtype) -> list[Limit]:
+def _shape_limits(config: EPConfig, num_aivs: int) -> list[Limit]:
     tokens, size, alignment = config.num_max_tokens_per_rank, config.ep_size, config.expert_alignment
     local = int(config.experts_per_rank().max())
     rows = tokens * size
     worst = align(rows * min(config.num_topk, local) + (alignment - 1) * local, alignment)
-    row_bytes = config.hidden * element_bytes(dtype)
     power = alignment & (alignment - 1) == 0
     return [
         *_ceiling("max-topk", "num_topk", config.num_topk, 32, "one lane of a warp per choice"),
@@ -155,13 +161,6 @@ def _shape_limits(config: EPConfig, num_aivs: int, dtype: Dtype) -> list[Limit]:
         *_broken(
             config.hidden % 128 != 0, "combine-hidden", "hidden", config.hidden, "must be a multiple of 128"
         ),
-        *_broken(
-            row_bytes % 256 != 0,
-            "padded-hidden",
-            "hidden",
-            config.hidden,
-            "row must be a multiple of 256 bytes",
-        ),
     ]
 
 
@@ -176,10 +175,8 @@ def _combine_limits(config: EPConfig, num_aivs: int, counts: Counts | None) -> l
         "combine-tokens", "num_max_tokens_per_rank", tokens, static, "static descriptor bound of combine"
     )
     if counts is None:
-        if runtime < tokens <= static:
-            rule = f"above {runtime}, combine traps if one rank sends all its capacity to every other"
-            field = "num_max_tokens_per_rank"
-            found.append(Limit(id="combine-queue", field=field, value=tokens, rule=rule, severity="warning"))
+        rule = f"above {runtime}, combine traps if one rank sends all its capacity to every other"
+        found += _warned(runtime < tokens <= static, "combine-queue", "num_max_tokens_per_rank", tokens, rule)
         return found
     # Rank d returns rows[s, d] to each home rank s; its AIVs share them, tasks hold 8 of one home rank.
     rows = counts.rows.astype("float64")
@@ -192,14 +189,49 @@ def _combine_limits(config: EPConfig, num_aivs: int, counts: Counts | None) -> l
 
 
 def _dispatch_queue_limits(config: EPConfig, num_aivs: int, counts: Counts | None) -> list[Limit]:
-    """Check the descriptors that one AIV writes in a dispatch: 4 blocks per six records of one target."""
-    size = config.ep_size
-    if counts is None or size < 2:
+    """Check the descriptors of one AIV in a dispatch: 4 blocks per six records of one target.
+
+    With counts the AIVs are taken to share each target's rows evenly, as random routing does.
+    """
+    peers = config.ep_size - 1
+    if peers == 0:
         return []
-    records = -(-counts.rows.astype("float64") // num_aivs)
-    descriptors = -(-records // RECORDS_PER_SQE)
-    blocks = int((descriptors.sum(axis=1) - descriptors.diagonal()).max()) * 4
-    return _ceiling("dispatch-queue", "dispatch blocks of an AIV", blocks, WQE_RUNTIME_BLOCKS, "queue length")
+    if counts is not None:
+        records = -(-counts.rows.astype("float64") // num_aivs)
+        descriptors = -(-records // RECORDS_PER_SQE)
+        blocks = int((descriptors.sum(axis=1) - descriptors.diagonal()).max()) * 4
+        return _ceiling(
+            "dispatch-queue", "dispatch blocks of an AIV", blocks, WQE_RUNTIME_BLOCKS, "queue length"
+        )
+    tokens = -(-config.num_max_tokens_per_rank // num_aivs)
+    worst = 4 * (-(-tokens * min(config.num_topk, peers) // RECORDS_PER_SQE) + peers)
+    rule = f"if no token stays local, dispatch needs {worst} of {WQE_RUNTIME_BLOCKS} queue blocks and traps"
+    field = "num_max_tokens_per_rank"
+    return _warned(worst > WQE_RUNTIME_BLOCKS, "dispatch-queue", field, config.num_max_tokens_per_rank, rule)
+
+
+def _memory_limits(config: EPConfig, dtype: Dtype) -> list[Limit]:
+    """Check the on-chip ring of combine's rows and the row length of the padding kernel.
+
+    The usable size of the unified buffer is uncertain: 248 KiB is the most, 216 KiB with SIMT the least.
+    """
+    row, topk = 2 * config.hidden, config.num_topk
+    fixed = 88 + 56 * config.ep_size + 64 * max(32, topk + 3)
+    partial = row + align(4 * topk, 32)
+    found: list[Limit] = []
+    for ring_row, taken, need, id_ in (
+        (row, fixed, topk, "combine-ring"),
+        (partial, 0, min(config.ep_size, topk) + 2, "reduce-ring"),
+    ):
+        least, most = (min(32, (ubuf - taken) // ring_row) for ubuf in (UBUF_LEAST_BYTES, UBUF_MOST_BYTES))
+        rule = f"needs {need} rows of {ring_row} bytes on chip, and {{}} fit"
+        if need > most:
+            found += _broken(True, id_, "hidden", config.hidden, rule.format(most))
+        elif need > least:
+            found += _warned(True, id_, "hidden", config.hidden, rule.format(f"{least} to {most}"))
+    odd = config.hidden * element_bytes(dtype) % 256 != 0
+    rule = f"with zero padding a row of {dtype} must be a multiple of 256 bytes"
+    return found + _warned(odd, "padded-hidden", "hidden", config.hidden, rule)
 
 
 def _buffer_limits(config: EPConfig, dtype: Dtype, num_buffer_bytes: int | None) -> list[Limit]:
