@@ -1,0 +1,13 @@
+"""The one error a user of `epsim` meets for bad input."""
+
+
+class InputError(ValueError):
+    """An argument or file breaks a rule.
+
+    The message is one sentence: the field, its value, and the rule that it breaks.
+    """
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        """Say that `field` holds `value` and breaks `rule`."""
+        self.field, self.value, self.rule = field, value, rule
+        super().__init__(f"{field} is {value!r}: {rule}")
