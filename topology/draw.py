@@ -2,7 +2,7 @@
 
 import math
 import xml.etree.ElementTree as ET
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from topology.graph import Topology
@@ -129,7 +129,8 @@ def _layout(picture: Picture) -> tuple[dict[str, _Place], float, float]:
         row: sum(_box_size(box)[0] for box in boxes) + _GAP * (len(boxes) - 1) for row, boxes in rows.items()
     }
     widest = max(widths.values())
-    row_gap = min(_ROW_GAP + _ROW_GAP_PER_LINE * len(picture.bundles), _MAX_ROW_GAP)
+    row_of = {box.key: box.row for box in picture.boxes}
+    num_lines = Counter(row_of[bundle.high] for bundle in picture.bundles)
     for row in sorted(rows, reverse=True):
         # Narrow rows are spread out, so that their lines do not run on top of each other.
         gap = _GAP + 0.6 * (widest - widths[row]) / len(rows[row]) if row else _GAP
@@ -138,7 +139,9 @@ def _layout(picture: Picture) -> tuple[dict[str, _Place], float, float]:
             box_width, box_height = _box_size(box)
             places[box.key] = _Place(x, top, box_width, box_height)
             x += box_width + gap
-        top += max(_box_size(box)[1] for box in rows[row]) + (row_gap if row else 0)
+        top += max(_box_size(box)[1] for box in rows[row])
+        if row:
+            top += min(_ROW_GAP + _ROW_GAP_PER_LINE * num_lines[row], _MAX_ROW_GAP)
     depth = max(
         (_arc_depth(places, bundle) for bundle in picture.bundles if _is_level(places, bundle)), default=0
     )
