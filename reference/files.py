@@ -213,7 +213,8 @@ def _load(path: Path) -> Arrays:
             # Mapping checks the header against the length before any memory is taken.
             return {"topk_idx": np.array(np.load(path, mmap_mode="r", allow_pickle=False))}
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as members:
+            # Opened here, because NumPy leaves a file that is no archive open.
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as members:
                 return {name: members[name] for name in members.files if _NAME.fullmatch(name)}
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys() if _NAME.fullmatch(name)}  # noqa: SIM118
@@ -227,7 +228,7 @@ def _load(path: Path) -> Arrays:
         TypeError,
     ) as error:
         text = " ".join(str(error).split())
-        if "pickle" in text.lower() or "Object arrays" in text:
+        if any(word in text for word in ("pickle", "Object arrays", "Python objects")):
             raise ConfigError("content", "pickled objects", "only plain number arrays are read") from None
         rule = f"is not a whole {path.suffix} file ({text or type(error).__name__})"
         raise ConfigError("content", path.name, rule) from None
