@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reference.config import EPConfig
 from reference.errors import ConfigError
 
 
@@ -98,6 +99,20 @@ class Counts:
         """Ranks that a token reaches on average; 0.0 without tokens."""
         tokens = float(self.num_tokens.sum())
         return float(self.rows.sum()) / tokens if tokens else 0.0
+
+    @property
+    def peak_over_mean(self) -> float:
+        """Rows of the busiest receiver over the mean; 1.0 is balanced, 0.0 without rows.
+
+        Source: cases.md G46 and G52: time grows with this, not with the skew's parameter.
+        """
+        rows = self.received_rows
+        return float(rows.max() / rows.mean()) if rows.any() else 0.0
+
+    def active_experts(self, config: EPConfig) -> npt.NDArray[np.int64]:
+        """Return [R] int64: experts of each rank that any token chose (cases.md G51)."""
+        owners = config.expert_ranks()[self.expert_rows > 0]
+        return np.bincount(owners, minlength=config.ep_size).astype(np.int64)
 
     def pods_of_ranks(self) -> npt.NDArray[np.int64]:
         """Return [R] int64: the pod of each rank.

@@ -113,17 +113,11 @@ def expected_rows(
     variance = {n: sum(tokens) * p * (1 - p) for n, p in miss.items()}
     per_expert = float(sum(tokens) * Fraction(topk, experts) * (1 - masked))
 
-    def outer(chance: dict[int, Fraction]) -> npt.NDArray[np.float64]:
-        # Few distinct factors, so each product is rounded once from its exact value.
-        values = {(t, n): float(t * p) for t in set(tokens) for n, p in chance.items()}
-        by_tokens = {t: [values[t, n] for n in held.tolist()] for t in set(tokens)}
-        return np.array([by_tokens[t] for t in tokens], dtype=np.float64)
-
     return ExpectedCounts(
         num_tokens=np.array(tokens, dtype=np.float64),
-        rows=outer({n: 1 - p for n, p in miss.items()}),
-        single_rows=outer(single),
-        entries=outer(choices),
+        rows=_outer(tokens, held, {n: 1 - p for n, p in miss.items()}),
+        single_rows=_outer(tokens, held, single),
+        entries=_outer(tokens, held, choices),
         expert_rows=np.full(experts, per_expert),
         pod_size=pod_size,
         pod_rows=None if pod_size is None else _pod_rows(config, tokens, masked, pod_size),
@@ -133,15 +127,29 @@ def expected_rows(
     )
 
 
+def _outer(
+    tokens: tuple[int, ...], sizes: npt.NDArray[np.int64], chance: dict[int, Fraction]
+) -> npt.NDArray[np.float64]:
+    """Return [R, len(sizes)] tokens of a rank times the chance of a size.
+
+    Few factors are distinct, so each product is rounded once from its exact value.
+    """
+    counts, row = np.unique(np.array(tokens, dtype=np.int64), return_inverse=True)
+    kinds, column = np.unique(sizes, return_inverse=True)
+    table = [[float(t * chance[n]) for n in kinds.tolist()] for t in counts.tolist()]
+    return np.array(table, dtype=np.float64)[np.ix_(row, column)]
+
+
 def _pod_rows(
     config: EPConfig, tokens: tuple[int, ...], masked: Fraction, pod_size: int
 ) -> npt.NDArray[np.float64]:
     """Return [R, P] expected distinct (token, pod) pairs."""
     pod_size = whole_number("pod_size", pod_size, 1)
-    pods = np.add.reduceat(config.experts_per_rank(), np.arange(0, config.ep_size, pod_size)).tolist()
-    hit = {n: 1 - miss_probability(config.num_experts, config.num_topk, n, masked) for n in set(pods)}
-    rows = {t: [float(t * hit[n]) for n in pods] for t in set(tokens)}
-    return np.array([rows[t] for t in tokens], dtype=np.float64)
+    pods = np.add.reduceat(config.experts_per_rank(), np.arange(0, config.ep_size, pod_size))
+    experts, topk = config.num_experts, config.num_topk
+    return _outer(
+        tokens, pods, {n: 1 - miss_probability(experts, topk, n, masked) for n in set(pods.tolist())}
+    )
 
 
 def _pair_covariances(

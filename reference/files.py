@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import tomllib
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save as safetensors_bytes
 
 from reference.config import EPConfig
@@ -126,12 +125,12 @@ def read_loads(path: str | Path, config: EPConfig) -> npt.NDArray[np.float64]:
             return check_loads(config, _csv_loads(raw))
         try:
             table = msgspec.json.decode(raw) if path.suffix == ".json" else tomllib.loads(raw.decode())
-        except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError("content", "unreadable", str(error)) from None
         loads = table.get("loads") if isinstance(table, Mapping) else table
         if not isinstance(loads, list) or not all(type(v) in (int, float) for v in loads):
             raise ConfigError("loads", type(loads).__name__, "must be one list of numbers")
-        return check_loads(config, np.array(loads, dtype=np.float64))
+        return check_loads(config, loads)
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
@@ -218,15 +217,8 @@ def _load(path: Path) -> Arrays:
                 return {name: members[name] for name in members.files if _NAME.fullmatch(name)}
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys() if _NAME.fullmatch(name)}  # noqa: SIM118
-    except (
-        ValueError,
-        EOFError,
-        MemoryError,
-        OSError,
-        zipfile.BadZipFile,
-        SafetensorError,
-        TypeError,
-    ) as error:
+    except Exception as error:
+        # Damaged content makes the readers raise a dozen kinds, tokenizer errors among them (fuzz test).
         text = " ".join(str(error).split())
         if any(word in text for word in ("pickle", "Object arrays", "Python objects")):
             raise ConfigError("content", "pickled objects", "only plain number arrays are read") from None

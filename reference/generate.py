@@ -185,7 +185,11 @@ def check_loads(config: EPConfig, loads: npt.ArrayLike) -> npt.NDArray[np.float6
     Raises:
       ConfigError: wrong length, or a load that is negative, infinite or not a number.
     """
-    histogram = np.asarray(loads)
+    try:
+        histogram = np.asarray(loads)
+    except ValueError:
+        raise ConfigError("loads", "nested", "must be one list of numbers") from None
+    # Whole numbers beyond 64 bits come as Python objects.
     if histogram.dtype.kind not in "iuf" or histogram.ndim != 1:
         raise ConfigError("loads", f"{histogram.ndim}-d {histogram.dtype}", "must be one list of numbers")
     if histogram.size != config.num_logical_experts:

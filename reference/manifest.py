@@ -5,6 +5,7 @@ R ranks, E experts.
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,13 @@ from reference.config import EPConfig, whole_number
 from reference.errors import ConfigError
 from reference.expected import check_masked_ratio, check_tokens_per_rank
 from reference.files import write_atomically
-from reference.generate import generate_topk, parse_routing, sample_loads
+from reference.generate import check_loads, generate_topk, parse_routing, sample_loads
 from reference.replicas import REPLICA_RULES, ReplicaRule
 from reference.topk import TopK
 
 FORMAT = "epsim-workload"
 VERSION = 1
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DispatchDtype = Literal["fp8", "bf16"]
 
 
@@ -67,7 +69,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if (self.digest is not None) != (self.routing == "file"):
             raise ConfigError("digest", self.routing, "a digest belongs to routing 'file' and to no other")
         if self.loads is not None:
-            msgspec.structs.force_setattr(self, "loads", tuple(float(v) for v in self.loads))
+            checked = check_loads(self.config, self.loads)
+            msgspec.structs.force_setattr(self, "loads", tuple(checked.tolist()))
+        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
+            raise ConfigError("digest", self.digest, "must be sha256: and 64 hex digits")
         if self.routing not in ("loads", "file"):
             msgspec.structs.force_setattr(self, "routing", parse_routing(self.routing).text)
 
@@ -164,7 +169,7 @@ def parse_manifest(raw: bytes) -> Workload:
     """Return the workload of manifest bytes; see `read_manifest`."""
     try:
         table = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError("manifest", "not JSON", str(error)) from None
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise ConfigError("format", getattr(table, "get", str)("format"), f"must be {FORMAT!r}")

@@ -154,6 +154,7 @@ def edited(**changes):
     ("raw", "message"),
     [
         (b"{", "manifest is 'not JSON'"),
+        (b"[" * 100_000, "manifest is 'not JSON'"),
         (b"[]", "must be 'epsim-workload'"),
         (edited(format="trace"), "format is 'trace': must be 'epsim-workload'"),
         (edited(version=2), "version is 2: this version reads 1; write the manifest again"),
@@ -193,6 +194,9 @@ def test_missing_manifest_is_refused(tmp_path):
         ({"masked_ratio": 2}, "masked_ratio is 2"),
         ({"routing": "loads"}, "a histogram belongs to routing 'loads'"),
         ({"routing": "file"}, "a digest belongs to routing 'file'"),
+        ({"routing": "file", "digest": "md5:0"}, "digest is 'md5:0': must be sha256: and 64 hex digits"),
+        ({"routing": "loads", "loads": (1.0, float("nan"))}, "loads is '2 experts': the group has 8"),
+        ({"routing": "loads", "loads": (1.0,) * 7 + (float("inf"),)}, r"loads\[7\] is inf"),
     ],
 )
 def test_bad_workload_is_refused(change, message):
