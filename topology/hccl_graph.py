@@ -28,7 +28,7 @@ DEFAULT_CABLE = "50ns"
 SOURCES: Mapping[str, Source] = {
     "PORTS_PER_DIE": Source("secondary", "HCCL board test: the ports of die 1 are 0x40 and up"),
     "DEFAULT_PORT_RATE": Source(
-        "secondary", "a UnifiedBus x4 port is sold as 400G; HCCL files carry no rate"
+        "secondary", "a UnifiedBus x4 port is sold as 400G, and HCCL files carry no rate"
     ),
     "DEFAULT_SWITCH_HOP": Source("secondary", "about 200 ns for one hop on CloudMatrix384"),
     "DEFAULT_CABLE": Source("assumed", "10 m at 5 ns/m"),

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology import framing
@@ -84,6 +84,7 @@ def brute_force_flits(used_bytes: int) -> int:
         flits += 1
 
 
+@settings(deadline=None)
 @given(forms, payloads)
 def test_flits_is_the_smallest_count_that_holds_the_packet(form, payload):
     assert form.flits(payload) == brute_force_flits(form.header_bytes + payload)
@@ -95,6 +96,7 @@ def test_vector_counts_equal_scalar_counts_for_every_payload(form):
     assert form.flits_of(every).tolist() == [form.flits(p) for p in range(1, form.max_payload_bytes + 1)]
 
 
+@settings(deadline=None)
 @given(padded_forms, payloads)
 def test_padding_completes_transport_and_payload_to_four_bytes(form, payload):
     transport = sum(field.num_bytes for field in form.header if field.layer == "transport")
@@ -121,6 +123,7 @@ def test_largest_payload_fills_the_largest_packet(form, pads):
         form.flits(form.max_payload_bytes + 1)
 
 
+@settings(deadline=None)
 @given(forms, payloads, policies)
 def test_acknowledgements_only_cost(form, payload, ack):
     with_ack = framing.efficiency(form, payload, ack)
@@ -128,17 +131,20 @@ def test_acknowledgements_only_cost(form, payload, ack):
     assert with_ack >= framing.efficiency(form, payload, ACK_EACH)
 
 
+@settings(deadline=None)
 @given(forms, payloads)
 def test_a_longer_payload_never_takes_fewer_flits(form, payload):
     # Efficiency itself is not monotone (a new flit or block is a step), so it is not claimed.
     assert form.flits(payload) <= form.flits(payload + 1) <= form.flits(payload) + 2
 
 
+@settings(deadline=None)
 @given(forms, st.sampled_from(framing.URMA_MTUS), st.integers(1, 20), policies)
 def test_whole_packets_have_the_efficiency_of_one(form, mtu, count, ack):
     assert framing.message_efficiency(form, count * mtu, mtu, ack) == framing.efficiency(form, mtu, ack)
 
 
+@settings(deadline=None)
 @given(forms, st.sampled_from(framing.URMA_MTUS), st.integers(1, 40_000))
 def test_message_bytes_are_the_sum_over_its_packets(form, mtu, message):
     sizes = [min(mtu, message - start) for start in range(0, message, mtu)]
@@ -153,6 +159,7 @@ def test_aggregated_acknowledgements_approach_the_forward_efficiency():
     assert framing.efficiency(CTP6, 1024, ACK_NONE) == framing.forward_efficiency(CTP6, 1024)
 
 
+@settings(deadline=None)
 @given(st.floats(1.0, 1e15), forms)
 def test_limit_is_linear_in_the_capacity_and_below_it(rate, form):
     limit = framing.payload_limit_bytes_per_s(form, 1024, 7464, ACK_EACH, rate)

@@ -109,12 +109,14 @@ def test_links_rates_netlayers_planes_and_ports_survive_both_formats(topology):
     assert same_groups(back.npu_supernode, topology.npu_supernode)
 
 
+@settings(deadline=None)
 @given(supernodes())
 def test_cards_of_one_layer_meet_in_the_same_switches_again(topology):
     back = topology_from_hccl(*hccl_from_topology(topology))
     assert meeting(back) == meeting(topology)
 
 
+@settings(deadline=None)
 @given(supernodes())
 def test_a_second_round_changes_nothing(topology):
     files = hccl_from_topology(topology)
@@ -226,6 +228,7 @@ def test_defaults_carry_their_sources_and_given_numbers_say_so():
     assert "switch_hop: 1us" in up.source.text
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**20 - 1), st.integers(0, 63))
 def test_port_numbers_are_reversible(die, port):
     assert port_name(port_number(f"{die}/{port}", "port")) == f"{die}/{port}"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology.errors import TopologyError
@@ -43,6 +43,7 @@ json_values = st.recursive(
 unknown_fields = st.dictionaries(st.text().map("x_".__add__), json_values, max_size=3)
 
 
+@settings(deadline=None)
 @given(unknown_fields, unknown_fields, unknown_fields)
 def test_unknown_fields_survive_at_every_depth(top, rank, address):
     document = {**top, **copy.deepcopy(BASE)}
@@ -215,6 +216,7 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path, data, message):
     assert str(path) in str(refused.value)
 
 
+@settings(deadline=None)
 @given(st.integers(1, len(json.dumps(BASE)) - 1))
 def test_every_truncation_is_refused(length):
     with pytest.raises(TopologyError):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology.errors import TopologyError
@@ -28,6 +28,7 @@ def test_reading_and_writing_loses_nothing(path):
     assert parse_topo_file(topo.to_json()) == topo
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text().map("x_".__add__), st.integers() | st.text() | st.none(), max_size=4))
 def test_unknown_fields_of_edges_and_peers_survive(extra):
     document = copy.deepcopy(BASE)
@@ -122,6 +123,7 @@ def test_a_broken_file_is_refused_with_field_value_and_rule(fault, message):
         topo_file(document)
 
 
+@settings(deadline=None)
 @given(st.integers(1, len(json.dumps(BASE)) - 1))
 def test_every_truncation_is_refused(length):
     with pytest.raises(TopologyError):
