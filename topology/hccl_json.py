@@ -93,6 +93,15 @@ def format_document(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
+def clone(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Copy a JSON value; several times faster than copy.deepcopy, which prepares for cycles."""
+    if isinstance(value, dict):
+        return {key: clone(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clone(item) for item in value]
+    return value
+
+
 class Fields:
     """Typed access to one JSON object; `path` is put before each field name in an error."""
 

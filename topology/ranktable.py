@@ -5,7 +5,6 @@ older `level / id / fabric_type / rank_addr_type / rank_addrs`. The tables of ve
 are another format and are refused. Source: HCCL unit tests, root info tool document.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from topology.errors import TopologyError
-from topology.hccl_json import Document, Fields, format_document, parse_document, read_document
+from topology.hccl_json import Document, Fields, clone, format_document, parse_document, read_document
 
 _T = TypeVar("_T")
 
@@ -145,7 +144,7 @@ def rank_table(document: Document) -> RankTable:
     return RankTable(
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank_id)),
         topo_file_path=table.text("topo_file_path") if table.has("topo_file_path") else None,
-        document=copy.deepcopy(document),
+        document=clone(document),
     )
 
 

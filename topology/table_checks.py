@@ -15,6 +15,7 @@ TABLE_RULES: dict[str, tuple[Severity, str]] = {
     "card-not-in-topo": ("error", "every card of the table is in the topo file"),
     "ports-unequal": ("error", "both ends of an edge list as many ports"),
     "server-split": ("warning", "cards of one machine have one server id"),
+    "ranks-not-packed": ("warning", "the ranks of a server follow each other"),
     "plane-id-missing": ("warning", "on a netlayer all ranks name their planes, or none does"),
     "level-missing": ("warning", "a rank has every netlayer that others have"),
     "port-count": ("warning", "ranks of one instance have as many ports as each other"),
@@ -47,6 +48,7 @@ def check_hccl(topo: TopoFile | None, table: RankTable | None, *, limit: int = 8
     if table is not None:
         parts += [
             _split_servers(table),
+            _packing(table),
             _planes(table),
             _levels(table),
             _port_counts(table),
@@ -121,6 +123,19 @@ def _split_servers(table: RankTable) -> _Sentences:
 def _same_pod(a: list[RankEntry], b: list[RankEntry]) -> bool:
     outer = [{level.instance_id for rank in ranks for level in rank.levels[1:2]} for ranks in (a, b)]
     return outer[0] == outer[1]
+
+
+def _packing(table: RankTable) -> _Sentences:
+    """Find servers whose ranks are scattered: libraries that expect packed ranks cannot start there."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for rank in table.ranks:
+        members[rank.server_id].append(rank.rank_id)
+    for server, ranks in members.items():
+        if ranks[-1] - ranks[0] >= len(ranks):
+            yield (
+                "ranks-not-packed",
+                f"server {server!r} holds {_ranks(ranks)}, which do not follow each other",
+            )
 
 
 def _planes(table: RankTable) -> _Sentences:

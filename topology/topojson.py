@@ -4,14 +4,13 @@ Read in its `edge_list` form. The file says which port meets which, on which net
 protocols; it says nothing of rates, latencies or what a switch looks like inside. Source: HCCL unit tests.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from topology.errors import TopologyError
-from topology.hccl_json import Document, Fields, format_document, parse_document, read_document, shown
+from topology.hccl_json import Document, Fields, clone, format_document, parse_document, read_document, shown
 
 PEER2PEER = "PEER2PEER"
 PEER2NET = "PEER2NET"
@@ -113,9 +112,7 @@ def topo_file(document: Document) -> TopoFile:
     edges = topo.objects("edge_list")
     topo.require_count("edge_count", "edge_list", len(edges))
     known = set(peers)
-    return TopoFile(
-        peers=peers, edges=tuple(_edge(edge, known) for edge in edges), document=copy.deepcopy(document)
-    )
+    return TopoFile(peers=peers, edges=tuple(_edge(edge, known) for edge in edges), document=clone(document))
 
 
 def _peers(topo: Fields) -> tuple[int, ...]:

@@ -131,6 +131,32 @@ def test_a_scaleout_comes_back_as_one_switch_per_plane():
     assert back.num_switches == 4 * 2 + 1 < topology.num_switches
 
 
+def test_parallel_cables_keep_their_port_pairs():
+    # Ports 0 and 1 of card 0 go to ports 5 and 4 of card 1: crossed, so that sorting one end would show.
+    link = {"src": [0, 1, 0, 1], "dst": [1, 0, 1, 0], "src_port": [0, 5, 1, 4], "dst_port": [5, 0, 4, 1]}
+    zeros = {"netlayer": [0] * 4, "plane": [0] * 4, "class": [0] * 4}
+    topology = dataclasses.replace(
+        mesh(2), **{f"link_{name}": np.array(values) for name, values in (link | zeros).items()}
+    )
+    topo, table = hccl_from_topology(topology)
+    assert [(edge.local_a_ports, edge.local_b_ports) for edge in topo.edges] == [
+        (("0/0", "0/1"), ("0/5", "0/4"))
+    ]
+    assert card_links(topology_from_hccl(topo, table)) == card_links(topology)
+
+
+def test_ranks_in_any_order_sit_where_the_table_says():
+    document = copy.deepcopy(TWO_TABLE)
+    document["rank_list"][1]["rank_id"], document["rank_list"][2]["rank_id"] = 2, 1
+    topology = topology_from_hccl(topo_file(TWO_TOPO), rank_table(document))
+    assert topology.npu_server.tolist() == [0, 1, 0, 1]
+    direct = topology.link_netlayer == 0
+    pairs = zip(topology.link_src[direct].tolist(), topology.link_dst[direct].tolist(), strict=True)
+    assert {frozenset(pair) for pair in pairs} == {frozenset({0, 2}), frozenset({1, 3})}
+    back = topology_from_hccl(*hccl_from_topology(topology))
+    assert card_links(back) == card_links(topology)
+
+
 def test_eight_cards_read_as_a_mesh_and_two_planes():
     topo = read_topo_file(DATA / "eight_cards.topo.json")
     topology = topology_from_hccl(topo, read_rank_table(DATA / "eight_cards.ranktable.json"))

@@ -37,6 +37,12 @@ def level_address(number, level):
     return lambda table: table["rank_list"][number]["level_list"][level]["rank_addr_list"][0]
 
 
+def round_robin(topo, table):
+    """Case G68: rank r sits in server r mod 2."""
+    ranks = table["rank_list"]
+    ranks[1]["rank_id"], ranks[2]["rank_id"] = 2, 1
+
+
 def no_plane(topo, table):
     del level_address(2, 1)(table)["plane_id"]
 
@@ -88,6 +94,7 @@ FAULTS = [
     ),
     (same_address_in_two_servers, "server-split", "servers 'box0' and 'box1' share the address 10.0.0.5"),
     (same_address_in_two_servers, "address-shared", "ranks 0, 2 share the address 10.0.0.5"),
+    (round_robin, "ranks-not-packed", "server 'box0' holds ranks 0, 2, which do not follow each other"),
     (no_plane, "plane-id-missing", "netlayer 1 has no plane_id for rank 2, but for 3 others"),
     (no_level, "level-missing", "netlayer 1 is missing for rank 3"),
     (more_ports, "port-count", "netlayer 1 in 'row' has 2 ports for rank 1, and 1 for the others"),
@@ -108,7 +115,7 @@ def test_a_fault_is_found_and_named(fault, rule, message):
     topo, table = copy.deepcopy(TOPO), copy.deepcopy(TABLE)
     fault(topo, table)
     findings = check_hccl(topo_file(topo), rank_table(table))
-    [found] = [finding for finding in findings if finding.rule == rule]
+    found = next(finding for finding in findings if finding.rule == rule)
     assert found.message.startswith(message)
     assert found.severity == TABLE_RULES[rule][0]
 
