@@ -59,19 +59,13 @@ def hccl_from_topology(topology: Topology, topo_file_path: str | None = None) ->
     table: Document = {"version": VERSION, "status": "completed", "rank_count": topology.num_npus}
     if topo_file_path is not None:
         table["topo_file_path"] = topo_file_path
-    table["rank_list"] = [
-        {
-            "rank_id": npu,
-            "device_id": local_ids[npu],
-            "local_id": local_ids[npu],
-            "level_list": [
-                _level(netlayer, names[npu], npu, card)
-                for netlayer, names in sorted(instances.items())
-                if npu in names
-            ],
-        }
-        for npu, card in enumerate(cards)
-    ]
+    table["rank_list"] = []
+    for npu, card in enumerate(cards):
+        levels = [
+            _level(layer, names[npu], npu, card) for layer, names in sorted(instances.items()) if npu in names
+        ]
+        place = {"rank_id": npu, "device_id": local_ids[npu], "local_id": local_ids[npu]}
+        table["rank_list"].append({**place, "level_list": levels})
     return topo, rank_table(table)
 
 

@@ -112,9 +112,13 @@ def _split_servers(table: RankTable) -> _Sentences:
                     "they get the network instead of the link inside the server"
                 ),
             )
+    yield from _servers_with_one_address({server: addresses for server, (addresses, _, _) in facts.items()})
+
+
+def _servers_with_one_address(addresses: dict[str, set[str]]) -> _Sentences:
     owner: dict[str, str] = {}
-    for server, (addresses, _, _) in facts.items():
-        for addr in sorted(addresses - {""}):
+    for server, its_addresses in addresses.items():
+        for addr in sorted(its_addresses - {""}):
             if owner.setdefault(addr, server) != server:
                 both = f"servers {owner[addr]!r} and {server!r}"
                 yield "server-split", f"{both} share the address {addr}, so they may be one machine"
