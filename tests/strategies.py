@@ -55,3 +55,67 @@ def routed_configs(draw, *, mapped=None):
 
 
 # --- end of reference ------------------------------------------------------------------------------
+
+
+# --- topology --------------------------------------------------------------------------------------
+from topology import clos, leaf_spine, mesh, ubl128, with_link_rate, without_links  # noqa: E402
+from topology.source import Source  # noqa: E402
+
+
+@st.composite
+def healthy_topologies(draw):
+    """Draw a small topology from each builder, odd sizes and parallel links included."""
+    kind = draw(st.sampled_from(["ubl128", "leaf-spine", "clos", "mesh"]))
+    if kind == "ubl128":
+        return ubl128(
+            draw(st.sampled_from(SMALL_SIZES)),
+            planes=draw(st.integers(1, 3)),
+            ports_per_plane=draw(st.integers(1, 2)),
+            server_mesh=draw(st.booleans()),
+            server_size=3,
+            radix=14,
+        )
+    if kind == "leaf-spine":
+        leaves = draw(st.integers(1, 3))
+        return leaf_spine(
+            leaves * draw(st.integers(1, 3)),
+            leaves=leaves,
+            spines=draw(st.integers(1, 3)),
+            links_per_pair=draw(st.integers(1, 2)),
+            uplink_rate=draw(st.sampled_from([None, "30GB/s"])),
+        )
+    if kind == "clos":
+        supernode_size = draw(st.sampled_from([2, 3]))
+        return clos(
+            supernode_size * draw(st.integers(1, 4)),
+            supernode_size=supernode_size,
+            planes=draw(st.integers(1, 2)),
+            scaleout_planes=draw(st.integers(1, 2)),
+            scaleout_radix=6,
+            oversubscription=draw(st.sampled_from([1, 2])),
+            wiring=draw(st.sampled_from(["block", "rail"])),
+            server_size=1,
+        )
+    return mesh(draw(st.integers(2, 5)))
+
+
+@st.composite
+def topologies(draw):
+    """Draw a healthy topology and then lose and slow some of its links, each direction on its own."""
+    topology = draw(healthy_topologies())
+    links = st.lists(st.integers(0, topology.num_links - 1), max_size=4, unique=True)
+    if topology.num_links:
+        slow = draw(links)
+        topology = with_link_rate(topology, np.array(slow, np.int64), 7_000_000_000, Source("given", "test"))
+        topology = without_links(topology, np.array(draw(links), np.int64))
+    return topology
+
+
+@st.composite
+def byte_matrices(draw, num_ranks):
+    """Draw bytes [src, dst], diagonal included, many zeros, odd counts that planes do not divide."""
+    rows = st.lists(st.sampled_from([0, 0, 1, 7, 1000, 999_983]), min_size=num_ranks, max_size=num_ranks)
+    return np.array([draw(rows) for _ in range(num_ranks)], np.int64).reshape(num_ranks, num_ranks)
+
+
+# --- end of topology -------------------------------------------------------------------------------

@@ -57,7 +57,11 @@ def _idle(idle: npt.NDArray[np.bool_]) -> Faults:
 def _layer_faults(topology: Topology, layer: LayerIndex, idle: npt.NDArray[np.bool_]) -> Faults:
     name = f"netlayer {layer.netlayer}"
     attached = _attached(layer)
-    absent = np.flatnonzero(~attached & ~idle)
+    expected = np.ones(topology.num_npus, np.bool_)
+    if not len(layer.leaf_vertex):
+        # A mesh stays inside servers: a card alone in its server has nothing to be cabled to.
+        expected = np.bincount(topology.npu_server, weights=attached)[topology.npu_server] > 0
+    absent = np.flatnonzero(expected & ~attached & ~idle)
     if len(absent):
         yield "netlayer-missing", (len(absent), (f"npu{n} has no link on {name}" for n in absent))
     if len(layer.split):
@@ -97,7 +101,8 @@ def _speed_faults(topology: Topology, layer: LayerIndex, table: Attachment, way:
         return
     class_rate = np.array([*(c.bandwidth_bytes_per_s for c in topology.classes), 0], np.int64)
     padded = np.where(table.links >= 0, topology.link_class[table.links], len(topology.classes))
-    rates = class_rate[padded].sum(axis=2)
+    # A plane with too few links is reported as such, and not again as slow.
+    rates = class_rate[padded].sum(axis=2) * (table.count == table.count.max(axis=0))
     slowest = np.where(rates > 0, rates, np.iinfo(np.int64).max).min(axis=1)
     cards = np.flatnonzero((rates.max(axis=1) > slowest) & (rates.max(axis=1) > 0))
     if len(cards):
@@ -108,7 +113,8 @@ def _speed_sentence(layer: LayerIndex, rates: Int64, npu: int, way: str) -> str:
     present = np.flatnonzero(rates)
     low, high = present[rates[present].argmin()], present[rates[present].argmax()]
     return (
-        f"npu{npu} has {format_rate(int(rates[low]))} {way} in plane {layer.planes[low]} and "
+        f"npu{npu} {'sends' if way == 'out' else 'receives'} {format_rate(int(rates[low]))} "
+        f"in plane {layer.planes[low]} and "
         f"{format_rate(int(rates[high]))} in plane {layer.planes[high]} of netlayer {layer.netlayer}"
     )
 
@@ -142,7 +148,8 @@ def _unreachable(topology: Topology, layers: dict[int, LayerIndex], idle: npt.ND
         src, dst = src[~joined], dst[~joined]
     if len(src):
         how_many = f"{'' if complete else 'at least '}{len(src)} ordered pairs in all"
-        pair = f"npu{src[0]} has no path to npu{dst[0]}"
+        first = int(np.lexsort([dst, src])[0])
+        pair = f"npu{src[first]} has no path to npu{dst[first]}"
         names = " or ".join(str(p.layer.netlayer) for p in paths)
         yield "unreachable", (1, [f"{pair} over netlayer {names} ({how_many})"])
 

@@ -98,7 +98,7 @@ def clos(
     """
     _check(num_npus, supernode_size, scaleout_planes, wiring)
     check_scaleup(min(supernode_size, num_npus), planes, ports_per_plane, radix, "supernode_size")
-    in_range(server_size, "server_size", 1, supernode_size)
+    in_range(server_size, "server_size", 1, MAX_CARDS)
     shape = _scaleout_shape(num_npus, scaleout_radix, oversubscription)
     scaleup_cables = num_npus * planes * ports_per_plane
     scaleout_cables = scaleout_planes * (num_npus + shape.num_fabric_cables)

@@ -71,7 +71,7 @@ def ubl128(
       TopologyError: a number is out of range, or a plane's switch has too few ports.
     """
     check_scaleup(num_npus, planes, ports_per_plane, radix)
-    in_range(server_size, "server_size", 1, num_npus if not server_mesh else 64)
+    in_range(server_size, "server_size", 1, MAX_RADIX)
     in_range(netlayer, "netlayer", 1, 7, "0 is the mesh inside a server")
     num_cables = num_npus * planes * ports_per_plane
     mesh_cables = num_mesh_cables(num_npus, server_size) if server_mesh else 0
