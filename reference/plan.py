@@ -78,8 +78,8 @@ def _block(
     hits, master = _group(columns)
     pod_master = None
     if pod_size is not None:
-        # Masked columns keep their own negative numbers: floor division would fold them together.
-        _, pod_master = _group(np.where(columns < 0, columns, columns // pod_size))
+        # Masked columns stay negative, so they meet no pod; they are dropped below.
+        _, pod_master = _group(columns // pod_size)
     keep = slice(None) if not idx.size or idx.min() >= 0 else (idx >= 0).ravel()
 
     def by_token(grid: npt.NDArray[Any]) -> npt.NDArray[Any]:

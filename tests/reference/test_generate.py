@@ -217,6 +217,16 @@ def test_precise_meets_its_ratio_by_construction():
         assert (counts.rows[:, 0] / counts.rows[:, 1:].mean(axis=1) / ratio).std() < 0.01
 
 
+def test_precise_token_that_reaches_all_ranks_includes_the_hot_one():
+    # At ratio 1 nothing is capped: distinct ranks per token keep the law of a uniform subset.
+    config = group(ep_size=3, num_experts=9, num_topk=4, tokens=9000)
+    counts = count_rows(config, generate_topk(config, "precise:1", tokens_per_rank=9000))
+    reached = [len({e // 3 for e in subset}) for subset in combinations(range(9), 4)]
+    all_three = reached.count(3) / len(reached)
+    assert set(reached) == {2, 3}
+    check_proportion(int(counts.rows.sum()) - 2 * 27_000, 27_000, all_three)
+
+
 def test_precise_spreads_choices_over_experts_of_a_rank():
     config = group(ep_size=4, num_experts=32, num_topk=6)
     loads = count_rows(config, generate_topk(config, "precise:1.5", tokens_per_rank=5000)).expert_rows

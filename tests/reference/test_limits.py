@@ -129,6 +129,21 @@ def test_dispatch_queue_depends_on_the_routing():
     assert found(many, counts=twice)["dispatch-queue"] == "error"
 
 
+def test_dispatch_queue_is_that_of_the_sender():
+    # Rank 0 alone has tokens: 64 x 6 x 1,200 to each of 7 peers are 8,400 SQEs of 4 blocks per AIV.
+    config = EPConfig(**GOOD | {"num_experts": 8, "num_topk": 8, "num_max_tokens_per_rank": 460_800})
+    counts = count_rows(config, generate_topk(config, "uniform", tokens_per_rank=(460_800,) + (0,) * 7))
+    (queue,) = [limit for limit in limits(config, counts=counts) if limit.id == "dispatch-queue"]
+    assert (queue.value, queue.severity) == (7 * 1200 * 4, "error")
+
+
+def test_reduce_ring_holds_one_row_per_rank_when_ranks_are_few():
+    # 8 choices on 2 ranks leave 2 partial rows and 2 biases: 4 of the 7 rows that fit.
+    few = {"ep_size": 2, "num_topk": 7, "hidden": 16_384}
+    assert "reduce-ring" not in found(few)
+    assert found(few | {"ep_size": 8})["reduce-ring"] == "error"
+
+
 def test_existing_buffer_is_compared_with_the_calls():
     # Dispatch FP8 at K = 6: 8 x 4096 x 7488; combine 6 x 4096 x 14368 is larger.
     assert found(num_buffer_bytes=354_418_688) == {}

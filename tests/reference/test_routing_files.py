@@ -1,6 +1,7 @@
 """Routing and load files: what is written is read back, and a bad file is refused in one sentence."""
 
 import contextlib
+import os
 import pickle
 import warnings
 
@@ -317,6 +318,19 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("kept.json", b"old")]
+
+
+def test_file_is_replaced_in_one_step(tmp_path, monkeypatch):
+    path = tmp_path / "kept.json"
+    write_atomically(path, b"old")
+    seen = []
+    replace = os.replace
+    monkeypatch.setattr(
+        "reference.files.os.replace", lambda a, b: (seen.append(path.read_bytes()), replace(a, b))
+    )
+    write_atomically(path, b"new")
+    assert seen == [b"old"]
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("kept.json", b"new")]
 
 
 LOADS = {

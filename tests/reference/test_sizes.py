@@ -85,6 +85,14 @@ def test_nvidia_hint_vectors(tokens, hidden, topk, fp8, so, su, nv, mr, hint):
     assert size.hint_bytes == hint
 
 
+def test_nvidia_direct_dispatch_over_rdma_keeps_one_more_block():
+    # deepep-v2.md section 1.4: D M (R + 1) without NVLink throughout, D M R with; D = 14,464.
+    fields = {"num_scaleout_ranks": 1, "num_scaleup_ranks": 16, "num_max_tokens_per_rank": 4, "hidden": 7168}
+    for is_all_nvlink, blocks in ((False, 17), (True, 16)):
+        size = nvidia_buffer_bytes(**fields, num_topk=8, is_all_nvlink=is_all_nvlink)
+        assert size.dispatch_bytes == 14464 * 4 * blocks
+
+
 def test_nvidia_records():
     # deepep-v2.md section 1.3: H = 7168, K = 8.
     assert nvidia_dispatch_record_bytes(7168, 8, "bf16", num_scale_packs=0) == 14464
