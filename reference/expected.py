@@ -95,14 +95,10 @@ def expected_rows(
       ExpectedCounts, float64.
 
     Raises:
-      ConfigError: redundant experts (their counts depend on the replica rule: count a sample), or a
-        value out of range.
+      ConfigError: redundant experts (their counts depend on the replica rule), or a value out of range.
       Source: deepep-v2.md section 1.6 for masked_ratio 0.
     """
-    if config.is_redundant:
-        rule = "uniform expectations need experts without copies; count a sampled routing instead"
-        redundant = config.num_experts - config.num_logical_experts
-        raise ConfigError("expert_map", f"{redundant} redundant experts", rule)
+    _refuse_redundant(config)
     tokens = check_tokens_per_rank(config, tokens_per_rank)
     masked = check_masked_ratio(masked_ratio)
     experts, topk = config.num_experts, config.num_topk
@@ -125,6 +121,13 @@ def expected_rows(
         experts_per_rank=held,
         pair_covariances=_pair_covariances(config, masked, miss),
     )
+
+
+def _refuse_redundant(config: EPConfig) -> None:
+    if config.is_redundant:
+        rule = "uniform expectations need experts without copies; count a sampled routing instead"
+        redundant = config.num_experts - config.num_logical_experts
+        raise ConfigError("expert_map", f"{redundant} redundant experts", rule)
 
 
 def _outer(

@@ -120,10 +120,7 @@ def _group(columns: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int16], npt.NDArra
 def count_rows(config: EPConfig, topk: TopK, *, pod_size: int | None = None) -> RowCounts:
     """Count the rows of a routing by reading its ledger once.
 
-    Args:
-      config: supplies ep_size and the expert -> rank rule.
-      topk: routing in physical ids.
-      pod_size: ranks of a pod, see `ledger_blocks`; None = no pod counts.
+    Args: as `ledger_blocks`; pod_size None = no pod counts.
 
     Returns:
       RowCounts, all int64 and exact.

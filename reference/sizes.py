@@ -225,16 +225,14 @@ def nvidia_buffer_bytes(
     packs = -(-hidden // 32) if use_fp8 else 0
     record = nvidia_dispatch_record_bytes(hidden, topk, "fp8" if use_fp8 else "bf16", num_scale_packs=packs)
     back = nvidia_combine_record_bytes(hidden, topk)
-    reduced = allow_multiple_reduction
+    sums = 1 if allow_multiple_reduction else topk  # rows of one token that one rank sends back
+    up = min(su, topk) if allow_multiple_reduction else topk
     if so == 1:
-        dispatch = record * tokens * (su + (not is_all_nvlink))
-        groups = min(su, topk) if reduced else topk
-        staging = 0 if is_all_nvlink else su * (1 if reduced else topk)
-        return _buffer(dispatch, back * tokens * (groups + staging))
+        staging = 0 if is_all_nvlink else su * sums
+        return _buffer(record * tokens * (su + (not is_all_nvlink)), back * tokens * (up + staging))
+    out = min(so, topk) if allow_multiple_reduction else topk
     relay = so * (tokens + NVIDIA_SCALEOUT_SPARE_TOKENS)
-    up = (min(su, topk) if reduced else topk) * so * tokens
-    out = (min(so, topk) if reduced else topk) * tokens
-    combine = back * (up + out + (1 if reduced else topk) * relay)
+    combine = back * (up * so * tokens + out * tokens + sums * relay)
     return _buffer(record * (su * so * tokens + tokens + relay), combine)
 
 

@@ -52,13 +52,11 @@ def test_arrays_are_read_only():
         ((ids([0, 1], [-2, 4]),), r"topk_idx\[rank 0, token 1, column 0\] is -2"),
         ((ids([0, 1], [3, 3]),), r"topk_idx\[rank 0, token 1, column 1\] is 3: an expert may appear once"),
         # cases.md G22: int32 ids [5, 0] read as one int64.
-        ((ids([5, 0]).astype(np.int32).view(np.int64),), "must have the shape|must be an expert"),
+        ((ids([5, 0]).astype(np.int32).view(np.int64),), r"column 0\] is 5: must be an expert 0..3"),
         ((ids([63, -1, 5, 0]).astype(np.int32).view(np.int64),), r"column 0\] is -4294967233"),
     ],
 )
 def test_bad_ids_are_refused_with_their_place(arrays, message):
-    if len(arrays) and arrays[0].__class__ is np.ndarray and "column 0" in message:
-        assert arrays[0].dtype == np.int64
     with pytest.raises(ConfigError, match=message):
         TopK(num_experts=4, topk_idx=arrays)
 
