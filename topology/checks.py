@@ -129,7 +129,7 @@ def _asymmetric(topology: Topology) -> LinkFaults:
     unequal, _ = _differences(forward_rate, back_rate)
     unmatched = np.flatnonzero(np.isin(forward * num_rates + rate, unequal))
     # A link without any way back is reported above, and a cable once rather than from both ends.
-    paired = ~np.isin(forward[unmatched], np.concatenate([forward[lonely], back[lonely]]))
+    paired = ~np.isin(forward[unmatched], forward[lonely])
     slow = unmatched[paired & (topology.link_src[unmatched] < topology.link_dst[unmatched])]
     if len(slow):
         yield "unequal-directions", len(slow), (_unequal_sentence(topology, int(n)) for n in slow)

@@ -129,6 +129,28 @@ def add_scaleup(
 
     Switches are numbered from `num_npus`, plane fastest. Links come in C order of (card, plane, port).
     """
+    up_class, down_class = _scaleup_classes(table, port_rate, switch_hop, cable)
+    cards = np.arange(num_npus, dtype=np.int32)[:, None, None]
+    plane = np.arange(planes, dtype=np.int32)[None, :, None]
+    port = np.arange(ports_per_plane, dtype=np.int32)[None, None, :]
+    table.add_cables(
+        (num_npus, planes, ports_per_plane),
+        cards,
+        num_npus + (cards // supernode_size) * planes + plane,
+        netlayer=netlayer,
+        plane=plane,
+        up_class=up_class,
+        down_class=down_class,
+        lower_port=plane * ports_per_plane + port,
+        upper_port=(cards % supernode_size) * ports_per_plane + port,
+    )
+    return -(-num_npus // supernode_size) * planes
+
+
+def _scaleup_classes(
+    table: LinkTable, port_rate: str | int, switch_hop: str | int, cable: str | int
+) -> tuple[int, int]:
+    """Register the links from cards to switches and back; the switch hop counts on the way in."""
     rate, hop_ps, cable_ps = (
         positive_rate(port_rate, "port_rate"), latency(switch_hop, "switch_hop"), latency(cable, "cable")
     )  # fmt: skip
@@ -151,21 +173,7 @@ def add_scaleup(
             source=class_source(rate_part, cable_part),
         )
     )
-    cards = np.arange(num_npus, dtype=np.int32)[:, None, None]
-    plane = np.arange(planes, dtype=np.int32)[None, :, None]
-    port = np.arange(ports_per_plane, dtype=np.int32)[None, None, :]
-    table.add_cables(
-        (num_npus, planes, ports_per_plane),
-        cards,
-        num_npus + (cards // supernode_size) * planes + plane,
-        netlayer=netlayer,
-        plane=plane,
-        up_class=up_class,
-        down_class=down_class,
-        lower_port=plane * ports_per_plane + port,
-        upper_port=(cards % supernode_size) * ports_per_plane + port,
-    )
-    return -(-num_npus // supernode_size) * planes
+    return up_class, down_class
 
 
 def num_mesh_cables(num_npus: int, server_size: int) -> int:

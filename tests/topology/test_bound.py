@@ -177,6 +177,19 @@ def test_a_slow_link_binds_and_is_named():
     assert bound.time_ps == 127 * 4096 * 10**12 // 8 // 10_000_000_000
 
 
+@pytest.mark.parametrize("slow_card", [1, 2])
+def test_among_equally_late_links_of_unequal_speed_the_lowest_is_named(slow_card):
+    # Card 0 sends to both; one port has half the speed and half the bytes, so both need 8 ns.
+    topology = mesh(3, port_rate="1GB/s")
+    slow = topology.links_between(0, slow_card)
+    topology = with_link_rate(topology, slow, 500_000_000, GIVEN)
+    matrix = np.zeros((3, 3), np.int64)
+    matrix[0, 1:] = 8
+    matrix[0, slow_card] = 4
+    bound = link_bound(topology, matrix)
+    assert (bound.time_ps, bound.link_idx) == (8000, min(bound.used_links))
+
+
 def test_bytes_on_the_diagonal_and_single_ranks_take_no_time():
     for matrix in (np.diag([5, 6, 7]), np.array([[9]]), np.zeros((0, 0), np.int64)):
         bound = link_bound(ubl128(3), matrix)
@@ -185,9 +198,9 @@ def test_bytes_on_the_diagonal_and_single_ranks_take_no_time():
 
 
 def test_sums_beyond_63_bits_stay_exact():
-    # Denominator 7 * 11 * 13 * 17 = 17,017 times 2^50 bytes is beyond 2^62.
+    # Over the denominator 7 * 11 * 13 * 17 = 17,017 the first two alone are 2^52 * (2,431 + 1,547) > 2^63.
     links, parts = np.zeros(4, np.int64), np.array([7, 11, 13, 17])
-    carried = np.array([2**50, 2**50 + 1, 3, 5])
+    carried = np.array([2**52, 2**52 + 1, 3, 5])
     used, scaled, denominator = _sum_exactly(links, carried, parts, 9)
     assert used.tolist() == [0]
     exact = sum(Fraction(int(b), int(p)) for b, p in zip(carried, parts, strict=True))

@@ -52,6 +52,12 @@ def test_server_meshes_join_only_cards_of_one_server():
         (a, b) for a in range(20) for b in range(20) if a != b and a // 8 == b // 8
     }
     assert list(topology.npu_server) == [card // 8 for card in range(20)]
+    for card in (0, 3, 7):
+        # Eight scale-up ports, then one mesh port per peer in ascending order.
+        links = topology.links_of(card)
+        mesh_links = links[topology.link_netlayer[links] == 0]
+        by_peer = mesh_links[np.argsort(topology.link_dst[mesh_links])]
+        assert topology.link_src_port[by_peer].tolist() == list(range(8, 15))
 
 
 def test_a_mesh_has_one_link_per_ordered_pair():

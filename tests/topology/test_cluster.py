@@ -89,6 +89,12 @@ def test_the_documented_links_are_what_they_say():
     assert len(EXAMPLES) == 2
 
 
+def test_the_way_back_of_a_cable_has_its_ports_the_other_way_round():
+    topology = from_toml(LINKS + CLASS + LINK + "from_port = 3\nto_port = 4").build()
+    assert topology.link_src_port.tolist() == [3, 4]
+    assert topology.link_dst_port.tolist() == [4, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
