@@ -1,0 +1,536 @@
+"""`epsim.predict`: from names and numbers to predictions of dispatch and combine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from epsim.closedform import OPERATIONS, Operation, OperationBytes, Terms, evaluate, payload_rate
+from epsim.errors import InputError
+from epsim.loads import RankLoads, rank_loads
+from epsim.network import Network, network_of_profile, network_of_topology
+from epsim.prediction import Confidence, Prediction, Predictions, classify
+from epsim.presets import ASCEND_950, PROFILE_SYSTEMS, SystemProfiles, model_shape
+from epsim.profile import Hardware, Software, hardware_profile, override, software_profile
+from reference.config import EPConfig, ExpertMap
+from reference.counts import Counts
+from reference.expected import check_masked_ratio, expected_rows
+from reference.files import LOAD_SUFFIXES, ROUTING_SUFFIXES, read_loads, read_routing
+from reference.generate import generate_topk, parse_routing, sample_loads, stepped_token_counts
+from reference.limits import Limit, limits
+from reference.plan import count_rows
+from reference.sizes import Dtype, Edition, ascend_buffer_bytes, row_bytes
+from reference.topk import TopK
+from topology import Topology
+
+TokenCounts = Literal["equal", "stepped"]
+TwoLayer = Literal["dedup", "flat"]
+CALIBRATED_BAND = 0.02
+NEAR_BAND = 0.08
+TOKENS_PER_AUTO_DRAW = 2_000_000
+MAX_DRAWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Network, profiles and edition that a prediction runs on.
+
+    Args:
+      name: what the user asked for.
+      network: rates per tier.
+      hardware: card.
+      software: library.
+      edition: byte layout.
+      settings: single parameters that the user replaced.
+    """
+
+    name: str
+    network: Network
+    hardware: Hardware
+    software: Software
+    edition: Edition
+    settings: Mapping[str, str | float]
+
+
+def make_setup(
+    system: str | Topology = "ubl128",
+    *,
+    hardware: str | Hardware | None = None,
+    software: str | Software | None = None,
+    settings: Mapping[str, str | float] | None = None,
+) -> Setup:
+    """Find network, profiles and edition of a system.
+
+    Args:
+      system: preset ("ubl128", "clos:1024", "sm100"), cluster file, HCCL file, or a Topology.
+      hardware: profile name, file or object; None = the system's own.
+      software: profile name, file or object; None = the system's own.
+      settings: single parameters, name -> value with unit.
+
+    Raises:
+      InputError: an unknown name or a value that breaks a rule.
+      TopologyError: a topology file breaks a rule.
+    """
+    known = PROFILE_SYSTEMS.get(system) if isinstance(system, str) else None
+    defaults: SystemProfiles = known or ASCEND_950
+    hardware = defaults.hardware if hardware is None else hardware
+    software = defaults.software if software is None else software
+    hard = hardware_profile(hardware) if isinstance(hardware, str) else hardware
+    soft = software_profile(software) if isinstance(software, str) else software
+    hard, soft = override(hard, soft, settings or {})
+    if isinstance(system, Topology):
+        name, network = system.name, network_of_topology(system)
+    elif known:
+        name, network = system, network_of_profile(hard)
+    else:
+        from epsim.systems import load_system
+
+        name, network = system, network_of_topology(load_system(system).topology)
+    return Setup(
+        name=name,
+        network=network,
+        hardware=hard,
+        software=soft,
+        edition=defaults.edition,
+        settings=settings or {},
+    )
+
+
+def predict(
+    system: str | Topology = "ubl128",
+    *,
+    model: str = "benchmark",
+    ep: int | Sequence[int] = (8, 16, 32, 64, 128),
+    tokens: int | Sequence[int] = 16_384,
+    token_counts: TokenCounts = "equal",
+    operations: Sequence[Operation] = ("dispatch", "combine"),
+    dtype: Dtype = "fp8",
+    hidden: int | None = None,
+    num_experts: int | None = None,
+    num_topk: int | None = None,
+    expert_alignment: int = 128,
+    expert_map: ExpertMap | None = None,
+    routing: str | Path | TopK = "uniform",
+    seed: int = 0,
+    draws: int | Literal["auto"] | None = None,
+    masked_ratio: float = 0.0,
+    ranks_per_supernode: int | None = None,
+    two_layer: TwoLayer = "dedup",
+    hardware: str | Hardware | None = None,
+    software: str | Software | None = None,
+    settings: Mapping[str, str | float] | None = None,
+    num_buffer_bytes: int | None = None,
+) -> Predictions:
+    """Predict dispatch and combine.
+
+    Args:
+      system: preset ("ubl128", "clos:1024"), cluster file (.toml), HCCL file (.json), or a Topology.
+      model: shape of the layer; `hidden`, `num_experts` and `num_topk` replace single numbers.
+      ep: group sizes.
+      tokens: tokens per rank, one for all or one per rank (then one group size).
+      token_counts: "equal", or "stepped": rank r sends tokens - r, as the published tests do.
+      operations: of "dispatch", "cached-dispatch", "combine".
+      dtype: of dispatch, "fp8" or "bf16"; combine is always bf16.
+      hidden: elements of a token.
+      num_experts: physical experts of the whole group.
+      num_topk: experts that a token chooses.
+      expert_alignment: rows that an expert's block is padded to.
+      expert_map: placement with redundant experts.
+      routing: "uniform", "zipf:1.1", ... (see `reference.generate.parse_routing`), a routing file or
+        folder, a per-expert load histogram, or a TopK.
+      seed: of the sampled routing.
+      draws: sampled routings to average; None = exact expectation for uniform routing and one draw
+        otherwise; "auto" = as many as make about two million tokens.
+      masked_ratio: chance that a choice is masked.
+      ranks_per_supernode: ranks of the group in one scale-up domain; None = as many as fit.
+      two_layer: "dedup" sends a token once per supernode, "flat" once per rank as upstream does.
+      hardware: profile name, file or object; None = the system's.
+      software: profile name, file or object; None = the system's.
+      settings: single parameters that replace the profiles', e.g. {"hbm_rate": "3.2TB/s"}.
+      num_buffer_bytes: size of an existing buffer to check.
+
+    Returns:
+      Predictions, by group size and then operation.
+
+    Raises:
+      InputError: an argument breaks a rule (field, value, rule).
+      ConfigError: group or routing breaks a rule.
+      TopologyError: a topology breaks a rule.
+    """
+    setup = make_setup(system, hardware=hardware, software=software, settings=settings)
+    shape = model_shape(model)
+    sizes = _group_sizes(ep)
+    for operation in operations:
+        if operation not in OPERATIONS:
+            raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
+    if token_counts not in get_args(TokenCounts):
+        raise InputError("token counts", token_counts, "must be equal or stepped")
+    if two_layer not in get_args(TwoLayer):
+        raise InputError("two layer", two_layer, "must be dedup or flat")
+    result: list[Prediction] = []
+    cases = []
+    for size in sizes:
+        per_rank = _tokens_per_rank(tokens, size, token_counts)
+        config = EPConfig(
+            ep_size=size,
+            num_experts=shape.num_experts if num_experts is None else num_experts,
+            num_topk=shape.num_topk if num_topk is None else num_topk,
+            hidden=shape.hidden if hidden is None else hidden,
+            num_max_tokens_per_rank=max(1, *per_rank),
+            expert_alignment=expert_alignment,
+            expert_map=expert_map,
+        )
+        cases.append((config, per_rank, _pod_size(setup.network, size, ranks_per_supernode)))
+    for config, per_rank, pod_size in cases:
+        counted = _count(config, per_rank, pod_size, routing, seed, draws, masked_ratio)
+        row = row_bytes(config, dtype=dtype, edition=setup.edition)
+        for operation in operations:
+            bytes_of = _operation_bytes(operation, row, config.hidden, dtype)
+            result.append(
+                _one(
+                    setup, config, operation, dtype, bytes_of, counted, pod_size, two_layer, num_buffer_bytes
+                )
+            )
+    return Predictions(result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """Row counts of all draws and how they were made."""
+
+    draws: tuple[Counts, ...]
+    text: str
+    is_uniform: bool
+
+
+def _group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (ep,) if isinstance(ep, int) else tuple(ep)
+    if not sizes:
+        raise InputError("ep", sizes, "must name at least one group size")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise InputError("ep", size, "must be a whole number of at least 1")
+    return tuple(int(size) for size in sizes)
+
+
+def _tokens_per_rank(tokens: int | Sequence[int], size: int, counts: TokenCounts) -> tuple[int, ...]:
+    if not isinstance(tokens, int | np.integer):
+        if len(tokens) != size:
+            raise InputError(
+                "tokens", f"{len(tokens)} numbers", f"must be one number, or one for each of {size} ranks"
+            )
+        return tuple(tokens)
+    if isinstance(tokens, bool) or tokens < 1:
+        raise InputError("tokens", tokens, "must be a whole number of at least 1")
+    if counts == "stepped":
+        return stepped_token_counts(int(tokens), size)
+    return (int(tokens),) * size
+
+
+def _pod_size(network: Network, size: int, ranks_per_supernode: int | None) -> int | None:
+    """Return ranks of a scale-up domain, None when one holds the whole group.
+
+    Raises:
+      InputError: the group does not fit the network.
+    """
+    if network.num_npus is not None and size > network.num_npus:
+        raise InputError("ep", size, f"must not exceed the {network.num_npus:,} cards of {network.name}")
+    domain = network.scaleup_domain
+    if ranks_per_supernode is not None:
+        if not 1 <= ranks_per_supernode <= domain:
+            rule = f"must lie between 1 and the {domain} cards of a scale-up domain of {network.name}"
+            raise InputError("ranks per supernode", ranks_per_supernode, rule)
+        domain = ranks_per_supernode
+    if size <= domain:
+        return None
+    if not network.scaleout_bytes_per_s:
+        raise InputError("ep", size, f"must not exceed {domain}: {network.name} has no scale-out network")
+    pods = -(-size // domain)
+    if network.num_npus is not None and pods * network.scaleup_domain > max(
+        network.num_npus, network.scaleup_domain
+    ):
+        rule = f"needs {pods} supernodes, and {network.name} has {network.num_npus // network.scaleup_domain}"
+        raise InputError("ranks per supernode", domain, rule)
+    return domain
+
+
+def _count(
+    config: EPConfig,
+    per_rank: tuple[int, ...],
+    pod_size: int | None,
+    routing: str | Path | TopK,
+    seed: int,
+    draws: int | Literal["auto"] | None,
+    masked_ratio: float,
+) -> _Counted:
+    """Count the rows of a routing, by expectation or in samples."""
+    check_masked_ratio(masked_ratio)
+    if draws is not None and draws != "auto" and not (type(draws) is int and 1 <= draws <= MAX_DRAWS):
+        raise InputError("draws", draws, f"must be auto or a whole number from 1 to {MAX_DRAWS}")
+    if isinstance(routing, TopK):
+        return _Counted(
+            draws=(count_rows(config, routing, pod_size=pod_size),), text="given", is_uniform=False
+        )
+    path = Path(routing)
+    if path.suffix in ROUTING_SUFFIXES and not _is_histogram(path) or path.is_dir() or "*" in str(routing):
+        topk = read_routing(routing, config)
+        return _Counted(
+            draws=(count_rows(config, topk, pod_size=pod_size),), text=str(routing), is_uniform=False
+        )
+    number = _num_draws(draws, sum(per_rank))
+    if path.suffix in LOAD_SUFFIXES:
+        loads = read_loads(path, config)
+        sampled = [
+            sample_loads(config, loads, tokens_per_rank=per_rank, seed=seed + i, masked_ratio=masked_ratio)
+            for i in range(number or 1)
+        ]
+        counts = tuple(count_rows(config, topk, pod_size=pod_size) for topk in sampled)
+        return _Counted(draws=counts, text=f"{routing} (seed {seed}, {len(counts)} draws)", is_uniform=False)
+    spec = parse_routing(str(routing))
+    masked = f", {masked_ratio:g} masked" if masked_ratio else ""
+    if spec.kind == "uniform" and number == 0 and not config.is_redundant:
+        exact = expected_rows(config, per_rank, masked_ratio=masked_ratio, pod_size=pod_size)
+        return _Counted(draws=(exact,), text=f"uniform{masked} (exact expectation)", is_uniform=True)
+    counts = tuple(
+        count_rows(
+            config,
+            generate_topk(config, spec, tokens_per_rank=per_rank, seed=seed + i, masked_ratio=masked_ratio),
+            pod_size=pod_size,
+        )
+        for i in range(number or 1)
+    )
+    plural = "draw" if len(counts) == 1 else "draws"
+    text = f"{spec.text}{masked} (seed {seed}, {len(counts)} {plural})"
+    return _Counted(draws=counts, text=text, is_uniform=spec.kind == "uniform")
+
+
+def _is_histogram(path: Path) -> bool:
+    """Tell a load histogram from a routing: both may be .npy, but a histogram has one axis."""
+    if path.suffix != ".npy":
+        return False
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False).ndim == 1
+    except (OSError, ValueError, EOFError):
+        return False
+
+
+def _num_draws(draws: int | Literal["auto"] | None, num_tokens: int) -> int:
+    if draws is None:
+        return 0
+    if draws == "auto":
+        return max(1, min(MAX_DRAWS, round(TOKENS_PER_AUTO_DRAW / max(1, num_tokens))))
+    return draws
+
+
+def _operation_bytes(operation: Operation, row: object, hidden: int, dtype: Dtype) -> OperationBytes:
+    from reference.sizes import RowBytes, element_bytes
+
+    assert isinstance(row, RowBytes)
+    if operation == "combine":
+        return OperationBytes(
+            logical=row.combine_logical_bytes, wire=row.combine_wire_bytes, payload=2 * hidden
+        )
+    wire = row.dispatch_wire_bytes
+    if operation == "cached-dispatch":
+        if row.dispatch_cached_wire_bytes is None:
+            raise InputError("operation", operation, "is not known for this edition")
+        wire = row.dispatch_cached_wire_bytes
+    return OperationBytes(
+        logical=row.dispatch_logical_bytes, wire=wire, payload=hidden * element_bytes(dtype)
+    )
+
+
+def _one(
+    setup: Setup,
+    config: EPConfig,
+    operation: Operation,
+    dtype: Dtype,
+    row: OperationBytes,
+    counted: _Counted,
+    pod_size: int | None,
+    two_layer: TwoLayer,
+    num_buffer_bytes: int | None,
+) -> Prediction:
+    """Evaluate all draws of one operation and average them."""
+    soft = setup.software
+    per_expert = (
+        soft.row_unit_combine if operation == "combine" else soft.row_unit_dispatch
+    ).value == "expert"
+    runs: list[tuple[RankLoads, Terms]] = []
+    for counts in counted.draws:
+        loads = rank_loads(counts, per_expert=per_expert, pod_dedup=two_layer == "dedup")
+        runs.append((loads, evaluate(operation, loads, row, setup.network, setup.hardware, setup.software)))
+    mean = _averages(operation, row, runs)
+    terms = {name: 1e6 * float(np.mean([t.means()[name] for _, t in runs])) for name in runs[0][1].means()}
+    bound, binding = classify(terms)
+    limit_rate = payload_rate(setup.network, setup.hardware) / 1e9
+    confidence, band, validity = _validity(setup, config, counted, mean["tokens"], pod_size)
+    broken: tuple[Limit, ...] = ()
+    buffer_bytes: int | None = None
+    if setup.edition == "ascend":
+        aivs = int(min(setup.hardware.num_aivs.value, setup.software.used_aivs.value))
+        broken = tuple(
+            limits(
+                config, num_aivs=aivs, dtype=dtype, num_buffer_bytes=num_buffer_bytes, counts=counted.draws[0]
+            )
+        )
+        buffer_bytes = ascend_buffer_bytes(
+            ep_size=config.ep_size,
+            num_max_tokens_per_rank=config.num_max_tokens_per_rank,
+            hidden=config.hidden,
+            num_topk=config.num_topk,
+            use_fp8=dtype == "fp8",
+        ).hint_bytes
+    return Prediction(
+        system=setup.name,
+        hardware=setup.hardware.name,
+        software=setup.software.name,
+        operation=operation,
+        dtype="bf16" if operation == "combine" else dtype,
+        ep_size=config.ep_size,
+        tokens_per_rank=config.num_max_tokens_per_rank,
+        hidden=config.hidden,
+        num_experts=config.num_experts,
+        num_topk=config.num_topk,
+        routing=counted.text,
+        bound=bound,
+        binding=binding,
+        gb_per_s_min=mean["min"],
+        gb_per_s_mean=mean["mean"],
+        gb_per_s_max=mean["max"],
+        time_us=mean["time_us"],
+        terms_us=terms,
+        wire_gb_per_s=mean["wire"],
+        payload_limit_gb_per_s=limit_rate,
+        payload_share=mean["wire"] / limit_rate if mean["wire"] else None,
+        scaleout_gb_per_s=mean["scaleout"] if pod_size is not None else None,
+        rows_per_rank=mean["rows"],
+        peak_over_mean=mean["peak"],
+        epilogue_us=mean["epilogue_us"] / setup.hardware.hbm_rate.value,
+        buffer_bytes=buffer_bytes,
+        confidence=confidence,
+        error_band=band,
+        validity=validity,
+        assumptions=_assumptions(setup, config, counted, pod_size, two_layer),
+        limits=broken,
+    )
+
+
+def _averages(
+    operation: Operation, row: OperationBytes, runs: list[tuple[RankLoads, Terms]]
+) -> dict[str, float]:
+    """Return figures of all draws, averaged."""
+    rows = []
+    for loads, terms in runs:
+        time = terms.total
+        gb = loads.received * row.logical / time / 1e9 if time else np.zeros(len(loads.received))
+        mean_rows = float(loads.received.mean())
+        sent = loads.remote_received if operation == "combine" else loads.remote_sent
+        rows.append(
+            {
+                "min": float(gb.min()),
+                "mean": float(gb.mean()),
+                "max": float(gb.max()),
+                "time_us": time * 1e6,
+                "wire": float(sent.mean()) * row.wire / time / 1e9 if time else 0.0,
+                "scaleout": float(loads.scaleout_logical.mean()) * row.logical / time / 1e9 if time else 0.0,
+                "rows": mean_rows,
+                "peak": float(loads.received.max()) / mean_rows if mean_rows else 0.0,
+                "tokens": float(loads.num_tokens.mean()),
+                # Bytes that the epilogue reads and writes on the busiest rank, times 1e6 for microseconds.
+                "epilogue_us": 1e6 * _epilogue_bytes(operation, loads, row),
+            }
+        )
+    return {key: float(np.mean([r[key] for r in rows])) for key in rows[0]}
+
+
+def _epilogue_bytes(operation: Operation, loads: RankLoads, row: OperationBytes) -> float:
+    if operation == "combine":
+        return float((loads.sent * row.wire + loads.num_tokens * row.payload).max())
+    return float((loads.received * row.wire + loads.expanded * row.logical).max())
+
+
+def _validity(
+    setup: Setup, config: EPConfig, counted: _Counted, tokens: float, pod_size: int | None
+) -> tuple[Confidence, float | None, str]:
+    """Say how far the fit speaks for this case; the bands are network.md section 10.7's caveats."""
+    soft = setup.software
+    least, most = int(soft.calibrated_ranks_least.value), int(soft.calibrated_ranks_most.value)
+    if not least:
+        return "not calibrated", None, f"profile {soft.name} was fitted on no measurement of this path"
+    domain = f"fitted on EP{least}-EP{most}, high throughput, uniform routing"
+    if setup.hardware.name != soft.calibrated_hardware.value:
+        return (
+            "not calibrated",
+            None,
+            f"{domain} on {soft.calibrated_hardware.value}, and this is {setup.hardware.name}",
+        )
+    changed = [
+        key
+        for key in setup.settings
+        if key in soft.__dataclass_fields__ or key in setup.hardware.__dataclass_fields__
+    ]
+    if changed:
+        return "not calibrated", None, f"{domain}, and {', '.join(changed)} was changed"
+    if pod_size is not None:
+        return "not calibrated", None, f"{domain}, within one supernode"
+    if setup.network.is_mesh:
+        return "not calibrated", None, f"{domain}, on netlayer 1, not on a server mesh"
+    if tokens < soft.calibrated_tokens_least.value / 4:
+        return "not calibrated", None, f"{domain}; small batches rest on fixed costs that nobody measured"
+    inside = least <= config.ep_size <= most and tokens >= soft.calibrated_tokens_least.value
+    if (
+        inside
+        and counted.is_uniform
+        and setup.network.scaleup_bytes_per_s == setup.hardware.scaleup_rate.value
+    ):
+        return "calibrated", CALIBRATED_BAND, domain
+    if setup.network.scaleup_bytes_per_s != setup.hardware.scaleup_rate.value:
+        return "not calibrated", None, f"{domain}, at {setup.hardware.scaleup_rate.text} per card"
+    if least / 4 <= config.ep_size <= 2 * most and counted.is_uniform:
+        return "extrapolated", NEAR_BAND, f"{domain}; this case lies just outside"
+    return "not calibrated", None, domain
+
+
+def _assumptions(
+    setup: Setup, config: EPConfig, counted: _Counted, pod_size: int | None, two_layer: TwoLayer
+) -> tuple[str, ...]:
+    """Everything that the figure rests on, one sentence each."""
+    hard, soft, network = setup.hardware, setup.software, setup.network
+    framing = (
+        f"payload share of the line {hard.payload_efficiency.text}, no framing arithmetic"
+        if hard.packet_form.value == "none"
+        else f"{hard.packet_form.value} packets of {hard.packet_payload.text} payload, "
+        f"one TAACK per {hard.packets_per_taack.text}"
+    )
+    said = [
+        f"routing {counted.text}",
+        f"{framing} ({hard.packet_payload.source.kind})",
+        "wire and memory service add up, they do not overlap (fitted form)",
+        "all ranks finish together at the exit barrier, so the busiest one sets the time",
+    ]
+    if soft.fanout_slope_dispatch.value or soft.fanout_slope_combine.value:
+        said.append(
+            f"fan-out loss beyond {soft.fanout_knee.text} ranks has no confirmed cause; "
+            "set fanout_slope_dispatch=0 and fanout_slope_combine=0 for an ideal issue order"
+        )
+    if counted.draws and any(type(c).__name__ == "ExpectedCounts" for c in counted.draws):
+        said.append("range over ranks from expected order statistics, not from a sample")
+    if pod_size is not None:
+        how = "once per supernode, spread inside it" if two_layer == "dedup" else "once per rank"
+        said.append(f"{pod_size} ranks per supernode; a token crosses the scale-out network {how}")
+        said.append("scale-out and scale-up transfers overlap")
+        if two_layer == "dedup" and setup.edition == "ascend":
+            said.append("upstream DeepEP-Ascend has no hybrid mode yet; two_layer=flat is what it does")
+    if network.is_mesh:
+        said.append("server mesh: a pair of cards uses only its own link")
+    return tuple(said)
+
+
+def with_profiles(
+    setup: Setup, *, hardware: Hardware | None = None, software: Software | None = None
+) -> Setup:
+    """Return the setup with other profiles on the same network, as calibration needs."""
+    return replace(setup, hardware=hardware or setup.hardware, software=software or setup.software)
