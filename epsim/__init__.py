@@ -1,1 +1,68 @@
-"""Simulator-backed reference and testbed for expert-parallel communication on Ascend 950."""
+"""Simulator-backed reference and testbed for expert-parallel communication on Ascend 950.
+
+`epsim.predict(...)` answers what dispatch and combine will give on a cluster, and what limits them.
+Names are loaded when they are first used, so that `import epsim` stays light.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from epsim.errors import InputError
+    from epsim.predict import predict
+    from epsim.prediction import Prediction, Predictions
+    from epsim.systems import load_system
+    from reference.config import EPConfig, ExpertMap
+    from reference.errors import ConfigError
+    from reference.files import read_routing, write_routing
+    from reference.generate import generate_topk
+    from reference.topk import TopK
+    from topology import Topology, TopologyError
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ConfigError": "reference.errors",
+    "EPConfig": "reference.config",
+    "ExpertMap": "reference.config",
+    "InputError": "epsim.errors",
+    "Prediction": "epsim.prediction",
+    "Predictions": "epsim.prediction",
+    "TopK": "reference.topk",
+    "Topology": "topology",
+    "TopologyError": "topology",
+    "generate_topk": "reference.generate",
+    "load_system": "epsim.systems",
+    "predict": "epsim.predict",
+    "read_routing": "reference.files",
+    "write_routing": "reference.files",
+}
+
+__all__ = [
+    "ConfigError",
+    "EPConfig",
+    "ExpertMap",
+    "InputError",
+    "Prediction",
+    "Predictions",
+    "TopK",
+    "Topology",
+    "TopologyError",
+    "__version__",
+    "generate_topk",
+    "load_system",
+    "predict",
+    "read_routing",
+    "write_routing",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module's attribute may be anything)
+    """Import a public name when it is first asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'epsim' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    # A submodule of the same name (epsim.predict) would otherwise win on the next access.
+    globals()[name] = value
+    return value

@@ -110,7 +110,7 @@ def _spread(counts: Counts, *, per_expert: bool) -> Floats:
     size = counts.ep_size
     normal = NormalDist()
     scores = np.array([normal.inv_cdf((k - 0.375) / (size + 0.25)) for k in range(1, size + 1)])
-    return np.maximum(0.0, 1.0 + scores * (np.sqrt(variance) / mean))
+    return np.asarray(np.maximum(0.0, 1.0 + scores * (np.sqrt(variance) / mean)))
 
 
 def _tiers(
@@ -148,7 +148,8 @@ def _tiers(
     up_out = np.bincount(last_sender[crosses], weights=matrix[crosses], minlength=size)
     foreign = np.arange(len(sizes))[None, :] != pods[:, None]
     arriving = np.bincount(forwarder[foreign], weights=pod_rows[foreign], minlength=size)
-    return np.where(crosses, matrix, 0.0).sum(axis=0), up_out, arriving, logical - own, logical
+    up_in = np.where(crosses, matrix, 0.0).sum(axis=0)
+    return up_in, up_out.astype(np.float64), arriving.astype(np.float64), logical - own, logical
 
 
 def _mean_peers(matrix: Floats) -> float:

@@ -35,7 +35,7 @@ class Network:
 
 
 def network_of_profile(hardware: Hardware) -> Network:
-    """The network that a hardware profile stands for, without a graph."""
+    """Return the network that a hardware profile stands for, without a graph."""
     return Network(
         name=hardware.name,
         num_npus=None,

@@ -1,101 +1,28 @@
 """`epsim.predict`: from names and numbers to predictions of dispatch and combine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
+from epsim.assess import assumptions, validity
 from epsim.closedform import OPERATIONS, Operation, OperationBytes, Terms, evaluate, payload_rate
+from epsim.counting import Counted, Draws, count_routing
 from epsim.errors import InputError
 from epsim.loads import RankLoads, rank_loads
-from epsim.network import Network, network_of_profile, network_of_topology
-from epsim.prediction import Confidence, Prediction, Predictions, classify
-from epsim.presets import ASCEND_950, PROFILE_SYSTEMS, SystemProfiles, model_shape
-from epsim.profile import Hardware, Software, hardware_profile, override, software_profile
+from epsim.network import Network
+from epsim.options import TokenCounts, TwoLayer
+from epsim.prediction import Prediction, Predictions, classify
+from epsim.presets import model_shape
+from epsim.profile import Hardware, Software
+from epsim.setup import Setup, make_setup
 from reference.config import EPConfig, ExpertMap
-from reference.counts import Counts
-from reference.expected import check_masked_ratio, expected_rows
-from reference.files import LOAD_SUFFIXES, ROUTING_SUFFIXES, read_loads, read_routing
-from reference.generate import generate_topk, parse_routing, sample_loads, stepped_token_counts
+from reference.generate import stepped_token_counts
 from reference.limits import Limit, limits
-from reference.plan import count_rows
-from reference.sizes import Dtype, Edition, ascend_buffer_bytes, row_bytes
+from reference.sizes import Dtype, RowBytes, ascend_buffer_bytes, element_bytes, row_bytes
 from reference.topk import TopK
 from topology import Topology
-
-TokenCounts = Literal["equal", "stepped"]
-TwoLayer = Literal["dedup", "flat"]
-CALIBRATED_BAND = 0.02
-NEAR_BAND = 0.08
-TOKENS_PER_AUTO_DRAW = 2_000_000
-MAX_DRAWS = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Network, profiles and edition that a prediction runs on.
-
-    Args:
-      name: what the user asked for.
-      network: rates per tier.
-      hardware: card.
-      software: library.
-      edition: byte layout.
-      settings: single parameters that the user replaced.
-    """
-
-    name: str
-    network: Network
-    hardware: Hardware
-    software: Software
-    edition: Edition
-    settings: Mapping[str, str | float]
-
-
-def make_setup(
-    system: str | Topology = "ubl128",
-    *,
-    hardware: str | Hardware | None = None,
-    software: str | Software | None = None,
-    settings: Mapping[str, str | float] | None = None,
-) -> Setup:
-    """Find network, profiles and edition of a system.
-
-    Args:
-      system: preset ("ubl128", "clos:1024", "sm100"), cluster file, HCCL file, or a Topology.
-      hardware: profile name, file or object; None = the system's own.
-      software: profile name, file or object; None = the system's own.
-      settings: single parameters, name -> value with unit.
-
-    Raises:
-      InputError: an unknown name or a value that breaks a rule.
-      TopologyError: a topology file breaks a rule.
-    """
-    known = PROFILE_SYSTEMS.get(system) if isinstance(system, str) else None
-    defaults: SystemProfiles = known or ASCEND_950
-    hardware = defaults.hardware if hardware is None else hardware
-    software = defaults.software if software is None else software
-    hard = hardware_profile(hardware) if isinstance(hardware, str) else hardware
-    soft = software_profile(software) if isinstance(software, str) else software
-    hard, soft = override(hard, soft, settings or {})
-    if isinstance(system, Topology):
-        name, network = system.name, network_of_topology(system)
-    elif known:
-        name, network = system, network_of_profile(hard)
-    else:
-        from epsim.systems import load_system
-
-        name, network = system, network_of_topology(load_system(system).topology)
-    return Setup(
-        name=name,
-        network=network,
-        hardware=hard,
-        software=soft,
-        edition=defaults.edition,
-        settings=settings or {},
-    )
 
 
 def predict(
@@ -114,7 +41,7 @@ def predict(
     expert_map: ExpertMap | None = None,
     routing: str | Path | TopK = "uniform",
     seed: int = 0,
-    draws: int | Literal["auto"] | None = None,
+    draws: Draws = None,
     masked_ratio: float = 0.0,
     ranks_per_supernode: int | None = None,
     two_layer: TwoLayer = "dedup",
@@ -184,7 +111,7 @@ def predict(
         )
         cases.append((config, per_rank, _pod_size(setup.network, size, ranks_per_supernode)))
     for config, per_rank, pod_size in cases:
-        counted = _count(config, per_rank, pod_size, routing, seed, draws, masked_ratio)
+        counted = count_routing(config, per_rank, pod_size, routing, seed, draws, masked_ratio)
         row = row_bytes(config, dtype=dtype, edition=setup.edition)
         for operation in operations:
             bytes_of = _operation_bytes(operation, row, config.hidden, dtype)
@@ -194,15 +121,6 @@ def predict(
                 )
             )
     return Predictions(result)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Counted:
-    """Row counts of all draws and how they were made."""
-
-    draws: tuple[Counts, ...]
-    text: str
-    is_uniform: bool
 
 
 def _group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:
@@ -256,78 +174,7 @@ def _pod_size(network: Network, size: int, ranks_per_supernode: int | None) -> i
     return domain
 
 
-def _count(
-    config: EPConfig,
-    per_rank: tuple[int, ...],
-    pod_size: int | None,
-    routing: str | Path | TopK,
-    seed: int,
-    draws: int | Literal["auto"] | None,
-    masked_ratio: float,
-) -> _Counted:
-    """Count the rows of a routing, by expectation or in samples."""
-    check_masked_ratio(masked_ratio)
-    if draws is not None and draws != "auto" and not (type(draws) is int and 1 <= draws <= MAX_DRAWS):
-        raise InputError("draws", draws, f"must be auto or a whole number from 1 to {MAX_DRAWS}")
-    if isinstance(routing, TopK):
-        return _Counted(
-            draws=(count_rows(config, routing, pod_size=pod_size),), text="given", is_uniform=False
-        )
-    path = Path(routing)
-    if path.suffix in ROUTING_SUFFIXES and not _is_histogram(path) or path.is_dir() or "*" in str(routing):
-        topk = read_routing(routing, config)
-        return _Counted(
-            draws=(count_rows(config, topk, pod_size=pod_size),), text=str(routing), is_uniform=False
-        )
-    number = _num_draws(draws, sum(per_rank))
-    if path.suffix in LOAD_SUFFIXES:
-        loads = read_loads(path, config)
-        sampled = [
-            sample_loads(config, loads, tokens_per_rank=per_rank, seed=seed + i, masked_ratio=masked_ratio)
-            for i in range(number or 1)
-        ]
-        counts = tuple(count_rows(config, topk, pod_size=pod_size) for topk in sampled)
-        return _Counted(draws=counts, text=f"{routing} (seed {seed}, {len(counts)} draws)", is_uniform=False)
-    spec = parse_routing(str(routing))
-    masked = f", {masked_ratio:g} masked" if masked_ratio else ""
-    if spec.kind == "uniform" and number == 0 and not config.is_redundant:
-        exact = expected_rows(config, per_rank, masked_ratio=masked_ratio, pod_size=pod_size)
-        return _Counted(draws=(exact,), text=f"uniform{masked} (exact expectation)", is_uniform=True)
-    counts = tuple(
-        count_rows(
-            config,
-            generate_topk(config, spec, tokens_per_rank=per_rank, seed=seed + i, masked_ratio=masked_ratio),
-            pod_size=pod_size,
-        )
-        for i in range(number or 1)
-    )
-    plural = "draw" if len(counts) == 1 else "draws"
-    text = f"{spec.text}{masked} (seed {seed}, {len(counts)} {plural})"
-    return _Counted(draws=counts, text=text, is_uniform=spec.kind == "uniform")
-
-
-def _is_histogram(path: Path) -> bool:
-    """Tell a load histogram from a routing: both may be .npy, but a histogram has one axis."""
-    if path.suffix != ".npy":
-        return False
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False).ndim == 1
-    except (OSError, ValueError, EOFError):
-        return False
-
-
-def _num_draws(draws: int | Literal["auto"] | None, num_tokens: int) -> int:
-    if draws is None:
-        return 0
-    if draws == "auto":
-        return max(1, min(MAX_DRAWS, round(TOKENS_PER_AUTO_DRAW / max(1, num_tokens))))
-    return draws
-
-
-def _operation_bytes(operation: Operation, row: object, hidden: int, dtype: Dtype) -> OperationBytes:
-    from reference.sizes import RowBytes, element_bytes
-
-    assert isinstance(row, RowBytes)
+def _operation_bytes(operation: Operation, row: RowBytes, hidden: int, dtype: Dtype) -> OperationBytes:
     if operation == "combine":
         return OperationBytes(
             logical=row.combine_logical_bytes, wire=row.combine_wire_bytes, payload=2 * hidden
@@ -348,7 +195,7 @@ def _one(
     operation: Operation,
     dtype: Dtype,
     row: OperationBytes,
-    counted: _Counted,
+    counted: Counted,
     pod_size: int | None,
     two_layer: TwoLayer,
     num_buffer_bytes: int | None,
@@ -366,7 +213,7 @@ def _one(
     terms = {name: 1e6 * float(np.mean([t.means()[name] for _, t in runs])) for name in runs[0][1].means()}
     bound, binding = classify(terms)
     limit_rate = payload_rate(setup.network, setup.hardware) / 1e9
-    confidence, band, validity = _validity(setup, config, counted, mean["tokens"], pod_size)
+    confidence, band, why = validity(setup, config, counted, mean["tokens"], pod_size)
     broken: tuple[Limit, ...] = ()
     buffer_bytes: int | None = None
     if setup.edition == "ascend":
@@ -412,8 +259,8 @@ def _one(
         buffer_bytes=buffer_bytes,
         confidence=confidence,
         error_band=band,
-        validity=validity,
-        assumptions=_assumptions(setup, config, counted, pod_size, two_layer),
+        validity=why,
+        assumptions=assumptions(setup, config, counted, pod_size, two_layer),
         limits=broken,
     )
 
@@ -450,87 +297,3 @@ def _epilogue_bytes(operation: Operation, loads: RankLoads, row: OperationBytes)
     if operation == "combine":
         return float((loads.sent * row.wire + loads.num_tokens * row.payload).max())
     return float((loads.received * row.wire + loads.expanded * row.logical).max())
-
-
-def _validity(
-    setup: Setup, config: EPConfig, counted: _Counted, tokens: float, pod_size: int | None
-) -> tuple[Confidence, float | None, str]:
-    """Say how far the fit speaks for this case; the bands are network.md section 10.7's caveats."""
-    soft = setup.software
-    least, most = int(soft.calibrated_ranks_least.value), int(soft.calibrated_ranks_most.value)
-    if not least:
-        return "not calibrated", None, f"profile {soft.name} was fitted on no measurement of this path"
-    domain = f"fitted on EP{least}-EP{most}, high throughput, uniform routing"
-    if setup.hardware.name != soft.calibrated_hardware.value:
-        return (
-            "not calibrated",
-            None,
-            f"{domain} on {soft.calibrated_hardware.value}, and this is {setup.hardware.name}",
-        )
-    changed = [
-        key
-        for key in setup.settings
-        if key in soft.__dataclass_fields__ or key in setup.hardware.__dataclass_fields__
-    ]
-    if changed:
-        return "not calibrated", None, f"{domain}, and {', '.join(changed)} was changed"
-    if pod_size is not None:
-        return "not calibrated", None, f"{domain}, within one supernode"
-    if setup.network.is_mesh:
-        return "not calibrated", None, f"{domain}, on netlayer 1, not on a server mesh"
-    if tokens < soft.calibrated_tokens_least.value / 4:
-        return "not calibrated", None, f"{domain}; small batches rest on fixed costs that nobody measured"
-    inside = least <= config.ep_size <= most and tokens >= soft.calibrated_tokens_least.value
-    if (
-        inside
-        and counted.is_uniform
-        and setup.network.scaleup_bytes_per_s == setup.hardware.scaleup_rate.value
-    ):
-        return "calibrated", CALIBRATED_BAND, domain
-    if setup.network.scaleup_bytes_per_s != setup.hardware.scaleup_rate.value:
-        return "not calibrated", None, f"{domain}, at {setup.hardware.scaleup_rate.text} per card"
-    if least / 4 <= config.ep_size <= 2 * most and counted.is_uniform:
-        return "extrapolated", NEAR_BAND, f"{domain}; this case lies just outside"
-    return "not calibrated", None, domain
-
-
-def _assumptions(
-    setup: Setup, config: EPConfig, counted: _Counted, pod_size: int | None, two_layer: TwoLayer
-) -> tuple[str, ...]:
-    """Everything that the figure rests on, one sentence each."""
-    hard, soft, network = setup.hardware, setup.software, setup.network
-    framing = (
-        f"payload share of the line {hard.payload_efficiency.text}, no framing arithmetic"
-        if hard.packet_form.value == "none"
-        else f"{hard.packet_form.value} packets of {hard.packet_payload.text} payload, "
-        f"one TAACK per {hard.packets_per_taack.text}"
-    )
-    said = [
-        f"routing {counted.text}",
-        f"{framing} ({hard.packet_payload.source.kind})",
-        "wire and memory service add up, they do not overlap (fitted form)",
-        "all ranks finish together at the exit barrier, so the busiest one sets the time",
-    ]
-    if soft.fanout_slope_dispatch.value or soft.fanout_slope_combine.value:
-        said.append(
-            f"fan-out loss beyond {soft.fanout_knee.text} ranks has no confirmed cause; "
-            "set fanout_slope_dispatch=0 and fanout_slope_combine=0 for an ideal issue order"
-        )
-    if counted.draws and any(type(c).__name__ == "ExpectedCounts" for c in counted.draws):
-        said.append("range over ranks from expected order statistics, not from a sample")
-    if pod_size is not None:
-        how = "once per supernode, spread inside it" if two_layer == "dedup" else "once per rank"
-        said.append(f"{pod_size} ranks per supernode; a token crosses the scale-out network {how}")
-        said.append("scale-out and scale-up transfers overlap")
-        if two_layer == "dedup" and setup.edition == "ascend":
-            said.append("upstream DeepEP-Ascend has no hybrid mode yet; two_layer=flat is what it does")
-    if network.is_mesh:
-        said.append("server mesh: a pair of cards uses only its own link")
-    return tuple(said)
-
-
-def with_profiles(
-    setup: Setup, *, hardware: Hardware | None = None, software: Software | None = None
-) -> Setup:
-    """Return the setup with other profiles on the same network, as calibration needs."""
-    return replace(setup, hardware=hardware or setup.hardware, software=software or setup.software)

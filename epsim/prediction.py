@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, overload
 
 from epsim.closedform import MEMORY_TERMS, NETWORK_TERMS, Operation
 from reference.limits import Limit
@@ -14,13 +14,13 @@ Confidence = Literal["calibrated", "extrapolated", "not calibrated"]
 
 BINDING = {
     "wire": "scale-up ports",
-    "fanout": "scale-up ports (fan-out loss)",
+    "fanout": "fan-out loss",
     "scaleout": "scale-out port",
-    "fetch": "HBM reads at the source",
-    "reduction": "HBM traffic of combine's sums",
-    "issue": "descriptor posting by the AIVs",
-    "staging": "row copies by the AIVs",
-    "fixed": "launch and barriers",
+    "fetch": "HBM, source reads",
+    "reduction": "HBM, combine's sums",
+    "issue": "AIVs, posting",
+    "staging": "AIVs, row copies",
+    "fixed": "launch, barriers",
 }
 
 
@@ -134,7 +134,13 @@ class Predictions(Sequence[Prediction]):
         """Return the number of predictions."""
         return len(self._items)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Predictions": ...
+
+    def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         """Return one prediction, or a slice as Predictions."""
         return Predictions(self._items[index]) if isinstance(index, slice) else self._items[index]
 

@@ -6,7 +6,7 @@ A profile file has `name`, `title` and a table `parameters`; each parameter is a
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -23,7 +23,7 @@ _ENTRY_KEYS = {"value", "confidence", "source"}
 _FILE_KEYS = {"name", "title", "base", "kind", "parameters"}
 
 
-def _declared(declaration: Parameter) -> Any:
+def _declared(declaration: Parameter) -> Any:  # noqa: ANN401  (a dataclass field poses as its type)
     return field(metadata={"parameter": declaration})
 
 
@@ -159,7 +159,7 @@ def entries(profile: Hardware | Software) -> Iterator[tuple[str, Quantity | Text
             yield spec.name, value, declaration.meaning if declaration else f"one of {choices}"
 
 
-def parameter_names(kind: type[Hardware] | type[Software]) -> tuple[str, ...]:
+def parameter_names(kind: type[Any]) -> tuple[str, ...]:
     """Names of all parameters of a kind of profile."""
     return tuple(spec.name for spec in fields(kind) if spec.metadata)
 
@@ -211,13 +211,20 @@ def _build(name_or_path: str, kind: type[Profile], depth: int) -> Profile:
     head = {key: _string(f"{name_or_path}: {key}", table[key]) for key in ("name", "title") if key in table}
     if "base" in table:
         base = _build(_string(f"{name_or_path}: base", table["base"]), kind, depth + 1)
-        return replace(base, **head, **read)
+        return _with(base, {**head, **read})
     missing = [
         name for name in (*parameter_names(kind), "name", "title") if name not in read and name not in head
     ]
     if missing:
         raise InputError(f"{name_or_path}: {missing[0]}", "missing", "must be given, or a base profile named")
-    return kind(**head, **read)
+    values: dict[str, Any] = {**head, **read}
+    return kind(**values)
+
+
+def _with(profile: Profile, values: Mapping[str, object]) -> Profile:
+    """Replace entries by name; `read_entry` has checked names and values."""
+    changes: dict[str, Any] = dict(values)
+    return replace(profile, **changes)
 
 
 def _table(name_or_path: str, word: str) -> dict[str, Any]:
@@ -279,8 +286,8 @@ def read_entry(
     return declaration.read(where, value, source)
 
 
-def _near(key: str, known: Any) -> str:
-    close = difflib.get_close_matches(key, list(known), n=1)
+def _near(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, known := list(known), n=1)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
 
 
@@ -303,9 +310,9 @@ def override(
     for key, value in settings.items():
         source = given(f"set by the user: {key}={value}")
         if key in parameter_names(Hardware):
-            hardware = replace(hardware, **{key: read_entry(key, key, value, Hardware, source)})
+            hardware = _with(hardware, {key: read_entry(key, key, value, Hardware, source)})
         elif key in parameter_names(Software):
-            software = replace(software, **{key: read_entry(key, key, value, Software, source)})
+            software = _with(software, {key: read_entry(key, key, value, Software, source)})
         else:
             every = (*parameter_names(Hardware), *parameter_names(Software))
             raise InputError("parameter", key, f"is in no profile; {_near(key, every)}")
@@ -329,7 +336,7 @@ def profile_toml(profile: Hardware | Software) -> str:
 
 
 def _exact_text(entry: Quantity | Text) -> str | float:
-    """A value that reads back to the same number: repr digits and a base unit."""
+    """Write a value so that it reads back to the same number: all digits, a base unit if need be."""
     if isinstance(entry, Text):
         return entry.value
     if entry.dimension in ("count", "ratio"):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from epsim.errors import InputError
 from topology.errors import TopologyError
-from topology.source import Source, SourceKind
+from topology.source import Source
 from topology.units import (
     PS_PER_SECOND,
     Dimension,
@@ -119,10 +119,5 @@ def _plain_number(field: str, text: str | float) -> float:
 
 
 def given(text: str) -> Source:
-    """The origin of a number that the user stated."""
+    """Return the origin of a number that the user stated."""
     return Source("given", text)
-
-
-def sourced(kind: SourceKind, text: str) -> Source:
-    """A Source; a short name for profile code."""
-    return Source(kind, text)

@@ -1,5 +1,85 @@
-"""The command line: the only place that reads argv and the environment, and prints."""
+"""The command line: the only place that reads argv and the environment, and prints.
+
+Exit codes: 0 good, 1 mismatch or failed check, 2 bad input, 3 the environment lacks something.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from cyclopts import App, CycloptsError
+
+import epsim
+
+EXIT_BAD_INPUT = 2
+EXIT_ENVIRONMENT = 3
+
+app = App(
+    name="epsim",
+    version=epsim.__version__,
+    help="""Predict, test and debug MoE dispatch and combine on Ascend 950 supernodes.
+
+    - `epsim predict` what will dispatch and combine give on this cluster, and what limits them?
+    - `epsim validate` how far are the predictions from public measurements?
+    - `epsim topo show ubl128` what is connected to what?
+
+    Every number of a prediction can be replaced: `--set hbm_rate=3.2TB/s`; `epsim profiles` lists them.""",
+)
+app.command("epsim.cli.predict:predict", name="predict")
+app.command("epsim.cli.validate:validate", name="validate")
+app.command("epsim.cli.calibrate:calibrate", name="calibrate")
+app.command("epsim.cli.profiles:profiles", name="profiles")
+app.command("epsim.cli.topo:app", name="topo")
 
 
-def main() -> None:
-    """Run the `epsim` command."""
+class MissingExtraError(RuntimeError):
+    """An optional part is not installed; the message says how to get it."""
+
+
+def run(tokens: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+      tokens: arguments without the program's name; None = those of the process.
+    """
+    try:
+        result = app(
+            tokens, exit_on_error=False, print_error=False, result_action="return_value", help_on_error=False
+        )
+    except CycloptsError as error:
+        return _refuse(_one_line(str(error)))
+    except MissingExtraError as error:
+        print(f"epsim: {error}", file=sys.stderr)
+        return EXIT_ENVIRONMENT
+    except BrokenPipeError:
+        # The reader (head, less) has enough; that is no error of ours.
+        sys.stdout = None
+        return 0
+    except ValueError as error:
+        if not _is_user_error(error):
+            raise
+        return _refuse(_one_line(str(error)))
+    return result if isinstance(result, int) else 0
+
+
+def _is_user_error(error: ValueError) -> bool:
+    """Tell bad input from a bug; the classes are only imported when there is an error."""
+    from epsim.errors import InputError
+    from reference.errors import ConfigError
+    from topology.errors import TopologyError
+
+    return isinstance(error, InputError | ConfigError | TopologyError)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _refuse(sentence: str) -> int:
+    print(f"epsim: {sentence}", file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+def main() -> NoReturn:
+    """Run the `epsim` command and exit with its code."""
+    sys.exit(run())

@@ -1,0 +1,195 @@
+"""`epsim predict`: what will dispatch and combine give, and what limits them?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from epsim.prediction import Predictions
+    from epsim.report import Published
+
+Flag = Parameter(negative="")
+
+
+def predict(
+    *,
+    system: Annotated[
+        str, Parameter(help="preset (ubl128, clos:1024, sm100), cluster .toml or HCCL .json")
+    ] = "ubl128",
+    model: Annotated[str, Parameter(help="shape: benchmark, v3, v4-flash, v4-pro, v4.1-flash")] = "benchmark",
+    ep: Annotated[str, Parameter(help="group sizes, separated by commas")] = "8,16,32,64,128",
+    tokens: Annotated[int, Parameter(help="tokens per rank")] = 16_384,
+    stepped: Annotated[
+        bool, Flag, Parameter(help="rank r sends r tokens fewer, as the published tests do")
+    ] = False,
+    op: Annotated[
+        str, Parameter(help="dispatch, cached-dispatch, combine, separated by commas")
+    ] = "dispatch,combine",
+    dtype: Annotated[Literal["fp8", "bf16"], Parameter(help="of dispatch; combine is always bf16")] = "fp8",
+    hidden: Annotated[int | None, Parameter(help="elements of a token, instead of the model's")] = None,
+    experts: Annotated[int | None, Parameter(help="physical experts, instead of the model's")] = None,
+    topk: Annotated[int | None, Parameter(help="choices of a token, instead of the model's")] = None,
+    alignment: Annotated[int, Parameter(help="rows that an expert's block is padded to")] = 128,
+    routing: Annotated[
+        str,
+        Parameter(help="uniform, zipf:1.1, lognormal:0.5, unbalanced:2, precise:1.5, groups:8/4, or a file"),
+    ] = "uniform",
+    seed: Annotated[int, Parameter(help="of sampled routing")] = 0,
+    draws: Annotated[
+        str | None, Parameter(help="sampled routings to average, or auto; without: exact")
+    ] = None,
+    masked_ratio: Annotated[float, Parameter(help="chance that a choice is masked")] = 0.0,
+    two_layer: Annotated[
+        Literal["dedup", "flat"], Parameter(help="how tokens cross the scale-out network")
+    ] = "dedup",
+    ranks_per_supernode: Annotated[
+        int | None, Parameter(help="spread the group over more supernodes")
+    ] = None,
+    hardware: Annotated[str | None, Parameter(help="profile name or .toml file")] = None,
+    software: Annotated[str | None, Parameter(help="profile name or .toml file")] = None,
+    settings: Annotated[
+        list[str] | None, Parameter(name="--set", negative="", help="NAME=VALUE, replaces one profile number")
+    ] = None,
+    buffer_bytes: Annotated[
+        str | None, Parameter(help="size of an existing buffer to check, as 2GiB")
+    ] = None,
+    compare: Annotated[bool, Flag, Parameter(help="print published ranges beside")] = False,
+    json: Annotated[bool, Flag, Parameter(help="print JSON for programs")] = False,
+    csv: Annotated[Path | None, Parameter(help="write one line per prediction to this file")] = None,
+    plot: Annotated[
+        Path | None, Parameter(help="write a picture (.png, .svg, .pdf); needs epsim[plot]")
+    ] = None,
+) -> None:
+    """Predict dispatch and combine: bandwidth, time, and what limits them.
+
+    - `epsim predict --system ubl128 --model v3 --ep 32,64`
+    - `epsim predict --ep 64 --routing zipf:0.8 --seed 3`
+    - `epsim predict --ep 128 --routing topk_dump/ --plot out.svg`
+    - `epsim predict --system clos:1024 --ep 1024 --experts 1024`
+    - `epsim predict --ep 8 --hardware 950pr --set hbm_efficiency=0.9 --json`
+    """
+    from epsim.predict import predict as library_predict
+
+    plot_format = _plot_suffix(plot)
+    published = _published() if compare else None
+    result = library_predict(
+        system,
+        model=model,
+        ep=_numbers("ep", ep),
+        tokens=tokens,
+        token_counts="stepped" if stepped else "equal",
+        operations=tuple(word.strip() for word in op.split(",")),  # type: ignore[misc]  # predict checks
+        dtype=dtype,
+        hidden=hidden,
+        num_experts=experts,
+        num_topk=topk,
+        expert_alignment=alignment,
+        routing=routing,
+        seed=seed,
+        draws=_draws(draws),
+        masked_ratio=masked_ratio,
+        two_layer=two_layer,
+        ranks_per_supernode=ranks_per_supernode,
+        hardware=hardware,
+        software=software,
+        settings=parse_settings(settings),
+        num_buffer_bytes=_size(buffer_bytes),
+    )
+    files: list[tuple[Path, bytes | str]] = []
+    if csv is not None:
+        files.append((csv, result.to_csv()))
+    if plot is not None:
+        files.append((plot, _picture(result, plot_format, published)))
+    for path, content in files:
+        from epsim.files import write_atomically
+
+        write_atomically(path, content)
+    if json:
+        print(result.to_json().decode())
+        return
+    from epsim.report import predictions_text
+
+    print(predictions_text(result, published))
+    for path, _ in files:
+        print(f"wrote {path}")
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, str]:
+    """Read NAME=VALUE words.
+
+    Raises:
+      InputError: a word without "=", or a name said twice.
+    """
+    from epsim.errors import InputError
+
+    found: dict[str, str] = {}
+    for word in settings or []:
+        name, equals, value = word.partition("=")
+        if not equals or not name or not value:
+            raise InputError("set", word, "must have the form NAME=VALUE")
+        if name in found:
+            raise InputError("set", word, f"gives {name} a second time")
+        found[name] = value
+    return found
+
+
+def _numbers(field: str, text: str) -> tuple[int, ...]:
+    from epsim.errors import InputError
+
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.isdigit()) or len(word) > 9:
+            raise InputError(field, text, "must be whole numbers separated by commas, as 8,16,32")
+    return tuple(int(word) for word in words)
+
+
+def _draws(text: str | None) -> "int | Literal['auto'] | None":
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    return _numbers("draws", text)[0]
+
+
+def _size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    from topology.units import parse_size
+
+    return parse_size(text, "buffer bytes")
+
+
+def _published() -> "dict[tuple[str, int], Published]":
+    """Return the published DeepEP-Ascend ranges by operation and group size."""
+    from epsim.measured import packaged_measurements
+    from epsim.report import Published
+
+    return {
+        (row.op, row.ep_size): Published(
+            gb_per_s_min=row.gb_per_s_min, gb_per_s_max=row.gb_per_s_max, source=row.source
+        )
+        for row in packaged_measurements("published")
+        if row.use == "calibrate" and row.gb_per_s_min is not None and row.gb_per_s_max is not None
+    }
+
+
+def _plot_suffix(path: Path | None) -> str:
+    """Check a picture's name before any work is done."""
+    if path is None:
+        return ""
+    from epsim.errors import InputError
+
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError("plot", str(path), "must end in .png, .svg or .pdf")
+    return path.suffix.removeprefix(".")
+
+
+def _picture(
+    result: "Predictions", suffix: str, published: "dict[tuple[str, int], Published] | None"
+) -> bytes:
+    from epsim.cli import MissingExtraError
+
+    try:
+        from epsim.plots import predictions_plot
+    except ImportError as error:
+        raise MissingExtraError(f"--plot needs matplotlib: pip install 'epsim[plot]' ({error})") from None
+    return predictions_plot(result, suffix, published)
