@@ -67,7 +67,6 @@ def assumptions(
         f"{_acknowledged(int(hard.packets_per_taack.value))}"
     )
     said = [
-        f"routing {counted.text}",
         f"{framing} ({hard.packet_payload.source.kind})",
         "wire and memory service add up, they do not overlap (fitted form)",
         "all ranks finish together at the exit barrier, so the busiest one sets the time",

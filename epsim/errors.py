@@ -1,4 +1,4 @@
-"""The one error a user of `epsim` meets for bad input."""
+"""The errors that a user of `epsim` meets."""
 
 
 class InputError(ValueError):
@@ -11,3 +11,7 @@ class InputError(ValueError):
         """Say that `field` holds `value` and breaks `rule`."""
         self.field, self.value, self.rule = field, value, rule
         super().__init__(f"{field} is {value!r}: {rule}")
+
+
+class MissingExtraError(RuntimeError):
+    """An optional part is not installed; the message says how to get it."""

@@ -78,15 +78,16 @@ def _draw_bandwidth(axes: "Axes", items: Sequence[Prediction], published: Publis
     axes.axhline(items[0].payload_limit_gb_per_s, color="#888888", linestyle=":", linewidth=1)
     axes.annotate(
         "payload limit of the ports (a logical figure counts the own rank too, and may pass it)",
-        (0.01, items[0].payload_limit_gb_per_s),
+        (0.99, items[0].payload_limit_gb_per_s),
         xycoords=("axes fraction", "data"),
         fontsize=8,
         color="#555555",
         va="bottom",
+        ha="right",
     )
     axes.set_xticks(range(len(sizes)), [f"EP{size}" for size in sizes])
     axes.set_ylabel("logical GB/s per rank")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * max(axes.get_ylim()[1], items[0].payload_limit_gb_per_s))
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize=8, loc="lower left")
 

@@ -287,8 +287,8 @@ def read_entry(
 
 
 def _near(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, known := list(known), n=1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+    close = difflib.get_close_matches(key, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else "`epsim profiles NAME` lists them"
 
 
 def override(

@@ -179,6 +179,9 @@ def _notes(items: Sequence[Prediction], published: PublishedRanges | None) -> li
     ]
     if scaleouts:
         lines.append(f"scale-out metric, GB/s of distinct (token, supernode) rows: {', '.join(scaleouts)}")
+    routings = dict.fromkeys((item.ep_size, item.routing) for item in items)
+    if len({routing for _, routing in routings}) > 1:
+        lines.append("routing: " + ", ".join(f"EP{size} {routing}" for size, routing in routings))
     for text in dict.fromkeys(item.validity for item in items):
         lines.append(f"evidence: {text}")
     for text in dict.fromkeys(text for item in items for text in item.assumptions):

@@ -10,6 +10,10 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 import epsim
+from epsim.cli.predict import predict
+from epsim.cli.profiles import profiles
+from epsim.cli.topo import app as topo_app
+from epsim.errors import MissingExtraError
 
 EXIT_BAD_INPUT = 2
 EXIT_ENVIRONMENT = 3
@@ -25,15 +29,12 @@ app = App(
 
     Every number of a prediction can be replaced: `--set hbm_rate=3.2TB/s`; `epsim profiles` lists them.""",
 )
-app.command("epsim.cli.predict:predict", name="predict")
+# These modules are light: what a command needs is imported when it runs, so `epsim --help` stays fast.
+app.command(predict)
 app.command("epsim.cli.validate:validate", name="validate")
 app.command("epsim.cli.calibrate:calibrate", name="calibrate")
-app.command("epsim.cli.profiles:profiles", name="profiles")
-app.command("epsim.cli.topo:app", name="topo")
-
-
-class MissingExtraError(RuntimeError):
-    """An optional part is not installed; the message says how to get it."""
+app.command(profiles)
+app.command(topo_app, name="topo")
 
 
 def run(tokens: Sequence[str] | None = None) -> int:

@@ -186,7 +186,7 @@ def _plot_suffix(path: Path | None) -> str:
 def _picture(
     result: "Predictions", suffix: str, published: "dict[tuple[str, int], Published] | None"
 ) -> bytes:
-    from epsim.cli import MissingExtraError
+    from epsim.errors import MissingExtraError
 
     try:
         from epsim.plots import predictions_plot
