@@ -3,7 +3,8 @@
 Model "S" (serial wire and memory service), per rank r, and the exit barrier makes the slowest rank's
 time everybody's:
 
-    wire_r   = max(rows in, rows out) * record bytes / (nominal rate * payload share * wire efficiency)
+    wire_r   = max(rows in, rows out) * record bytes / (nominal rate * payload share * wire efficiency),
+               the largest at least what the busiest link of the graph needs
     fanout_r = wire_r * slope * max(0, log2(ranks / knee))
     fetch_r  = rows read at the source * record bytes / (memory rate * memory efficiency)
     reduce_r = (expert rows read + reduced rows written) * payload bytes / memory rate     (combine)
@@ -105,6 +106,7 @@ def evaluate(
     network: Network,
     hardware: Hardware,
     software: Software,
+    busiest_link_s: float = 0.0,
 ) -> Terms:
     """Evaluate the closed form for one operation.
 
@@ -115,6 +117,7 @@ def evaluate(
       network: rates.
       hardware: memory rate, packet form, AIVs.
       software: efficiencies, slopes, fixed costs.
+      busiest_link_s: what the busiest link needs at its nominal rate, see `network.busiest_link_s`.
 
     Returns:
       Terms in seconds.
@@ -123,9 +126,9 @@ def evaluate(
     rate = payload_rate(network, hardware) * software.wire_efficiency.value
     memory = hardware.hbm_rate.value * software.hbm_efficiency.value
     wire = np.maximum(loads.scaleup_received, loads.scaleup_sent) * row.wire / rate
-    if network.is_mesh and loads.peers > 0:
-        # A pair has one link of the mesh: with fewer peers than links the others stay idle.
-        wire = wire * max(1.0, (network.scaleup_domain - 1) / loads.peers)
+    floor = busiest_link_s * network.scaleup_bytes_per_s / rate
+    if wire.any() and floor > wire.max():
+        wire = wire * (floor / wire.max())
     ranks = len(loads.received)
     slope = (software.fanout_slope_combine if is_combine else software.fanout_slope_dispatch).value
     doublings = max(0.0, log2(min(ranks, network.scaleup_domain) / software.fanout_knee.value))

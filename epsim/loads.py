@@ -34,7 +34,7 @@ class RankLoads:
       reduced: [R] received rows with several local experts; combine sums each into one row.
       reduction_reads: [R] expert rows behind them.
       expanded: [R] rows after expansion by expert, without padding.
-      peers: ranks that an average rank exchanges rows with.
+      peers: ranks that an average rank sends to.
     """
 
     num_tokens: Floats

@@ -2,11 +2,22 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from epsim.errors import InputError
 from epsim.profile import Hardware
-from topology import NETLAYER_SCALEOUT, NETLAYER_SERVER, NETLAYER_SUPERNODE, Topology, summarize
+from topology import (
+    NETLAYER_SCALEOUT,
+    NETLAYER_SERVER,
+    NETLAYER_SUPERNODE,
+    Topology,
+    link_bound,
+    summarize,
+)
 from topology.framing import FORMS, AckPolicy, efficiency
 from topology.summary import LayerSummary
+from topology.units import PS_PER_SECOND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +88,23 @@ def network_of_topology(topology: Topology) -> Network:
         latency_s=scaleup.latency_ps_max * 1e-12,
         topology=topology,
     )
+
+
+def busiest_link_s(network: Network, bytes_matrix: npt.NDArray[np.float64]) -> float:
+    """Return how long the busiest link of the graph needs at its nominal rate, in seconds.
+
+    It sees what rates per card cannot: the one link of a pair in a mesh, a lost plane, a thin trunk.
+
+    Args:
+      network: without a graph the answer is 0.
+      bytes_matrix: [R, R] bytes by source and destination rank; rank r sits on card r.
+
+    Raises:
+      TopologyError: a pair that exchanges bytes is not connected.
+    """
+    if network.topology is None:
+        return 0.0
+    return link_bound(network.topology, np.rint(bytes_matrix).astype(np.int64)).time_ps / PS_PER_SECOND
 
 
 def _worst_tier(layer: LayerSummary) -> float:

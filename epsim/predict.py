@@ -11,7 +11,7 @@ from epsim.closedform import OPERATIONS, Operation, OperationBytes, Terms, evalu
 from epsim.counting import Counted, Draws, count_routing
 from epsim.errors import InputError
 from epsim.loads import RankLoads, rank_loads
-from epsim.network import Network
+from epsim.network import Network, busiest_link_s
 from epsim.options import TokenCounts, TwoLayer
 from epsim.prediction import Prediction, Predictions, classify
 from epsim.presets import model_shape
@@ -208,7 +208,12 @@ def _one(
     runs: list[tuple[RankLoads, Terms]] = []
     for counts in counted.draws:
         loads = rank_loads(counts, per_expert=per_expert, pod_dedup=two_layer == "dedup")
-        runs.append((loads, evaluate(operation, loads, row, setup.network, setup.hardware, setup.software)))
+        matrix = np.asarray(counts.entries if per_expert else counts.rows, dtype=np.float64) * row.wire
+        # Combine sends the rows back. A group in several pods has no single bound: its tiers differ.
+        matrix = matrix.T if operation == "combine" else matrix
+        link_s = busiest_link_s(setup.network, matrix) if pod_size is None else 0.0
+        terms = evaluate(operation, loads, row, setup.network, setup.hardware, setup.software, link_s)
+        runs.append((loads, terms))
     mean = _averages(operation, row, runs)
     terms = {name: 1e6 * float(np.mean([t.means()[name] for _, t in runs])) for name in runs[0][1].means()}
     bound, binding = classify(terms)
