@@ -85,10 +85,10 @@ class Parameter:
     def check(self, field: str, quantity: Quantity) -> Quantity:
         """Return the quantity if it keeps the rules, else raise InputError."""
         value = quantity.value
-        if self.whole and value != int(value):
-            raise InputError(field, value, "must be a whole number")
         if not value >= self.least or value == float("inf"):
             raise InputError(field, value, f"must be at least {self.least:g}, and finite")
+        if self.whole and value != int(value):
+            raise InputError(field, value, "must be a whole number")
         if self.most is not None and value > self.most:
             raise InputError(field, value, f"must be at most {self.most:g}")
         return quantity
