@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mode
 from typing import get_args
 
 import numpy as np
@@ -212,11 +213,12 @@ def _one(
         # Combine sends the rows back. A group in several pods has no single bound: its tiers differ.
         matrix = matrix.T if operation == "combine" else matrix
         link_s = busiest_link_s(setup.network, matrix) if pod_size is None else 0.0
-        terms = evaluate(operation, loads, row, setup.network, setup.hardware, setup.software, link_s)
-        runs.append((loads, terms))
+        runs.append(
+            (loads, evaluate(operation, loads, row, setup.network, setup.hardware, setup.software, link_s))
+        )
     mean = _averages(operation, row, runs)
     terms = {name: 1e6 * float(np.mean([t.means()[name] for _, t in runs])) for name in runs[0][1].means()}
-    bound, binding = classify(terms)
+    bound, binding = classify(terms, mode(terms_of.outlasting for _, terms_of in runs))
     limit_rate = payload_rate(setup.network, setup.hardware) / 1e9
     confidence, band, why = validity(setup, config, counted, mean["tokens"], pod_size)
     broken: tuple[Limit, ...] = ()

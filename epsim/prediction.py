@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -22,6 +22,9 @@ BINDING = {
     "staging": "AIVs, row copies",
     "fixed": "launch, barriers",
 }
+
+HIDDEN_BY = {"scaleout": ("wire", "fanout"), "issue": (*NETWORK_TERMS, *MEMORY_TERMS)}
+"""What a term runs beside; inner ones first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +111,21 @@ class Prediction:
         )
 
 
-def classify(terms: Mapping[str, float]) -> tuple[Bound, str]:
+def classify(terms: Mapping[str, float], outlasting: Collection[str] = ()) -> tuple[Bound, str]:
     """Name the class that takes the most time, and the largest term in it.
 
     Fixed costs are launch and barriers of the kernel, so they count as the kernel's. Imbalance belongs
     to no class: it scales with whatever limits the busiest rank.
+
+    Args:
+      terms: time by name, any unit.
+      outlasting: terms that hide others, see `Terms.outlasting`; the hidden time counts as theirs.
     """
+    terms = dict(terms)
+    for name, hidden in HIDDEN_BY.items():
+        if name in outlasting:
+            terms[name] += sum(terms[other] for other in hidden)
+            terms.update(dict.fromkeys(hidden, 0.0))
     groups: dict[Bound, tuple[str, ...]] = {
         "network-limited": NETWORK_TERMS,
         "memory-limited": MEMORY_TERMS,
