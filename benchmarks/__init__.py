@@ -1,0 +1,1 @@
+"""Repeatable measurements: `python -m benchmarks`, or `python -m benchmarks predict` for one file."""
