@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from types import MappingProxyType
 
@@ -38,10 +39,11 @@ MODEL_ALIASES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def model_shapes() -> dict[str, ModelShape]:
+@lru_cache(maxsize=1)
+def model_shapes() -> Mapping[str, ModelShape]:
     """Return all known model shapes by name."""
     table = tomllib.loads(resources.files("epsim.profiles").joinpath("models.toml").read_text())
-    return {
+    shapes = {
         name: ModelShape(
             name=name,
             title=raw["title"],
@@ -52,6 +54,7 @@ def model_shapes() -> dict[str, ModelShape]:
         )
         for name, raw in table.items()
     }
+    return MappingProxyType(shapes)
 
 
 def model_shape(name: str) -> ModelShape:

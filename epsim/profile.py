@@ -8,6 +8,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -180,19 +181,30 @@ def hardware_profile(name_or_path: str) -> Hardware:
     Raises:
       InputError: unknown name, unreadable file, or an entry that breaks a rule.
     """
-    return _load(name_or_path, Hardware)
+    return _build(name_or_path, Hardware) if _is_file(name_or_path) else _packaged_hardware(name_or_path)
 
 
 def software_profile(name_or_path: str) -> Software:
     """Load a software profile by name or from a .toml file; errors as `hardware_profile`."""
-    return _load(name_or_path, Software)
+    return _build(name_or_path, Software) if _is_file(name_or_path) else _packaged_software(name_or_path)
 
 
-def _load(name_or_path: str, kind: type[Profile]) -> Profile:
-    return _build(name_or_path, kind, depth=0)
+def _is_file(name_or_path: str) -> bool:
+    return name_or_path.endswith(".toml")
 
 
-def _build(name_or_path: str, kind: type[Profile], depth: int) -> Profile:
+# A user's file may change between two calls; what comes with the package does not.
+@lru_cache(maxsize=64)
+def _packaged_hardware(name: str) -> Hardware:
+    return _build(name, Hardware)
+
+
+@lru_cache(maxsize=64)
+def _packaged_software(name: str) -> Software:
+    return _build(name, Software)
+
+
+def _build(name_or_path: str, kind: type[Profile], depth: int = 0) -> Profile:
     word = kind.__name__.lower()
     if depth > 4:
         raise InputError(f"{word} profile", name_or_path, "has a chain of bases that is too long, or a loop")
@@ -228,7 +240,7 @@ def _with(profile: Profile, values: Mapping[str, object]) -> Profile:
 
 
 def _table(name_or_path: str, word: str) -> dict[str, Any]:
-    if name_or_path.endswith(".toml"):
+    if _is_file(name_or_path):
         try:
             raw = Path(name_or_path).read_bytes()
         except (OSError, ValueError) as error:
