@@ -1,6 +1,7 @@
 """What the closed form needs of a network: rates per card and tier, read off a topology or a profile."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -131,7 +132,13 @@ def payload_share(hardware: Hardware, form_name: str | None = None) -> float:
         return hardware.line_efficiency.value * hardware.payload_efficiency.value
     ack = AckPolicy(packets_per_taack=int(hardware.packets_per_taack.value))
     try:
-        share = efficiency(FORMS[form], int(hardware.packet_payload.value), ack)
+        share = _efficiency(form, int(hardware.packet_payload.value), ack)
     except ValueError as error:
         raise InputError("packet_payload", hardware.packet_payload.text, str(error)) from None
-    return hardware.line_efficiency.value * float(share)
+    return hardware.line_efficiency.value * share
+
+
+@lru_cache(maxsize=256)
+def _efficiency(form: str, payload_bytes: int, ack: AckPolicy) -> float:
+    """Remember the exact fraction of a form: a sweep or a fit asks for the same one thousands of times."""
+    return float(efficiency(FORMS[form], payload_bytes, ack))
