@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: predict test lint bench clean
 
 predict: $(VENV)/.installed
-	$(BIN)/epsim predict --system ubl128 --model benchmark --ep 8,16,32,64,128 --compare
+	$(BIN)/epsim predict --system ubl128 --model benchmark --ep 8,16,32,64,128 --stepped --draws auto --compare
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest

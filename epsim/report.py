@@ -52,19 +52,16 @@ TERM_TITLES = {
 }
 
 
-def predictions_text(
-    items: Sequence[Prediction], published: PublishedRanges | None = None, width: int = 132
-) -> str:
+def predictions_text(items: Sequence[Prediction], published: PublishedRanges | None = None) -> str:
     """Return the bandwidth table, the time split and what they rest on, as plain text.
 
     Args:
       items: predictions.
       published: ranges to print beside them.
-      width: columns of the text.
     """
     if not items:
         return "no predictions"
-    parts = [_header(items), _render(_bandwidths(items, published), width), _render(_times(items), width)]
+    parts = [_header(items), _render(_bandwidths(items, published)), _render(_times(items))]
     return "\n".join([*parts, *_notes(items, published)])
 
 
@@ -99,19 +96,20 @@ def _bandwidths(items: Sequence[Prediction], published: PublishedRanges | None) 
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
         title="logical GB/s per rank, own rank included",
         title_justify="left",
     )
-    table.add_column("limited by", no_wrap=True)
+    table.add_column("limited\nby", no_wrap=True)
     table.add_column("operation", no_wrap=True)
     for title in ("EP", "min", "mean", "max"):
         table.add_column(title, justify="right", no_wrap=True)
     if published is not None:
-        table.add_column("published", justify="right", no_wrap=True)
-        table.add_column("mean is", no_wrap=True)
-    table.add_column("time us", justify="right", no_wrap=True)
-    table.add_column("wire GB/s", justify="right", no_wrap=True)
-    table.add_column("of limit", justify="right", no_wrap=True)
+        table.add_column("published\nrange", justify="right", no_wrap=True)
+        table.add_column("mean\nis", no_wrap=True)
+    table.add_column("time\nus", justify="right", no_wrap=True)
+    table.add_column("wire\nGB/s", justify="right", no_wrap=True)
+    table.add_column("of\nlimit", justify="right", no_wrap=True)
     table.add_column("binding", no_wrap=True)
     table.add_column("evidence", no_wrap=True)
     for item in items:
@@ -154,7 +152,13 @@ def _times(items: Sequence[Prediction]) -> "Table":
     from rich.table import Table
 
     shown = [name for name in TERMS if any(abs(item.terms_us[name]) >= 0.05 for item in items)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="time split, us", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        title="time split, us",
+        title_justify="left",
+    )
     table.add_column("operation", no_wrap=True)
     table.add_column("EP", justify="right")
     for name in shown:
@@ -199,8 +203,11 @@ def _notes(items: Sequence[Prediction], published: PublishedRanges | None) -> li
     return list(dict.fromkeys(lines))
 
 
-def _render(table: "Table", width: int) -> str:
-    """Render without colour codes, so that text in files and pipes is plain."""
+def _render(table: "Table", width: int = 240) -> str:
+    """Render without colour codes, so that text in files and pipes is plain.
+
+    A table takes only the width that it needs; the limit is for columns that wrap.
+    """
     from rich.console import Console
 
     out = io.StringIO()
