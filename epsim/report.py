@@ -51,6 +51,9 @@ TERM_TITLES = {
     "imbalance": "imbalance",
 }
 
+SKEW_WORTH_SAYING = 1.05
+"""Peak over mean above which the table says so; uniform routing of thousands of tokens stays below 1.02."""
+
 
 def predictions_text(items: Sequence[Prediction], published: PublishedRanges | None = None) -> str:
     """Return the bandwidth table, the time split and what they rest on, as plain text.
@@ -186,6 +189,10 @@ def _notes(items: Sequence[Prediction], published: PublishedRanges | None) -> li
     routings = dict.fromkeys((item.ep_size, item.routing) for item in items)
     if len({routing for _, routing in routings}) > 1:
         lines.append("routing: " + ", ".join(f"EP{size} {routing}" for size, routing in routings))
+    skewed = {item.ep_size: item.peak_over_mean for item in items if item.peak_over_mean > SKEW_WORTH_SAYING}
+    if skewed:
+        peaks = ", ".join(f"EP{size} {peak:.2f}x" for size, peak in skewed.items())
+        lines.append(f"busiest rank receives, of the mean: {peaks}; it sets the time of all")
     for text in dict.fromkeys(item.validity for item in items):
         lines.append(f"evidence: {text}")
     for text in dict.fromkeys(text for item in items for text in item.assumptions):
