@@ -4,6 +4,8 @@
 Names are loaded when they are first used, so that `import epsim` stays light.
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,6 +65,17 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module's attribute may be
     from importlib import import_module
 
     value = getattr(import_module(_HOME[name]), name)
-    # A submodule of the same name (epsim.predict) would otherwise win on the next access.
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """Keeps `epsim.predict` the function, also where the submodule was imported first."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Python sets a submodule as an attribute of its package once it is loaded.
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

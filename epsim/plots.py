@@ -1,12 +1,8 @@
-"""Pictures of predictions; imported only when one is asked for (extra `plot`)."""
+"""Pictures of predictions (extra `plot`)."""
 
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from epsim.closedform import TERMS
 from epsim.prediction import Prediction
@@ -43,7 +39,14 @@ def predictions_plot(
 
     Returns:
       the file; equal inputs give equal bytes for png and svg.
+
+    Raises:
+      ImportError: matplotlib is not installed.
     """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 8), layout="constrained")
     FigureCanvasAgg(figure)
     top, bottom = figure.subplots(2, 1, height_ratios=(3, 2))

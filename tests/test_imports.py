@@ -94,3 +94,26 @@ def test_a_prediction_loads_neither_the_command_line_nor_an_extra():
     """The library call works where only the numbers are wanted."""
     code = "from epsim.predict import predict; predict(ep=8)"
     assert loaded_by(code) & (HEAVY - {"safetensors"}) == set()
+
+
+@pytest.mark.parametrize("first", ["epsim.predict", "epsim.validate", "epsim.cli", "epsim"])
+def test_epsim_predict_is_the_function_whatever_was_imported_first(first):
+    """The submodule of the same name must not take its place."""
+    assert "numpy" in loaded_by(f"import {first}; import epsim; assert epsim.predict(ep=8)[0].ep_size == 8")
+
+
+def test_every_public_name_can_be_imported():
+    """Names are loaded late, so a wrong home would only show when a user needs it."""
+    import epsim
+
+    for name in epsim.__all__:
+        assert getattr(epsim, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'predcit'"):
+        _ = epsim.predcit
+
+
+@pytest.mark.parametrize("words", ["--help", "predict --help", "validate --help", "topo --help", "--version"])
+def test_help_is_printed_without_numpy(words):
+    """Help answers at once: no arrays, no numbers, no plotting."""
+    code = f"from epsim.cli import run\nassert run({words.split()}) == 0"
+    assert loaded_by(code) & {"numpy", "msgspec", "matplotlib", "torch", "safetensors"} == set()
