@@ -71,6 +71,8 @@ def count_routing(
         return Counted(
             draws=(count_rows(config, routing, pod_size=pod_size),), text="given", is_uniform=False
         )
+    if not str(routing):
+        raise InputError("routing", routing, "must name a law, as uniform, or a file")
     path = Path(routing)
     if (path.suffix in ROUTING_SUFFIXES and not _is_histogram(path)) or path.is_dir() or "*" in str(routing):
         topk = read_routing(routing, config)

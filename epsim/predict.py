@@ -110,6 +110,7 @@ def predict(
             expert_alignment=expert_alignment,
             expert_map=expert_map,
         )
+        _check_ceilings(config)
         cases.append((config, per_rank, _pod_size(setup.network, size, ranks_per_supernode)))
     for config, per_rank, pod_size in cases:
         counted = count_routing(config, per_rank, pod_size, routing, seed, draws, masked_ratio)
@@ -122,6 +123,22 @@ def predict(
                 )
             )
     return Predictions(result)
+
+
+CEILINGS = {
+    "ep_size": 4096,
+    "num_experts": 2**20,
+    "num_topk": 1024,
+    "hidden": 2**20,
+    "num_max_tokens_per_rank": 2**26,
+}
+"""Far beyond any real group; within them counts fit 64 bits, and a matrix of ranks fits a laptop."""
+
+
+def _check_ceilings(config: EPConfig) -> None:
+    for name, most in CEILINGS.items():
+        if getattr(config, name) > most:
+            raise InputError(name, getattr(config, name), f"must be at most {most:,}")
 
 
 def _group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:

@@ -77,9 +77,11 @@ class Parameter:
           InputError: the unit is of another kind, or the value is out of range.
         """
         try:
-            value = self._parse(field, text)
+            value = float(self._parse(field, text))
         except TopologyError as error:
             raise InputError(error.field, error.value, error.rule) from None
+        except OverflowError:
+            raise InputError(field, text, "must be finite, and this is beyond any number") from None
         return self.check(field, Quantity(value=value, dimension=self.dimension, source=source))
 
     def check(self, field: str, quantity: Quantity) -> Quantity:

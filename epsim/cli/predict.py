@@ -87,7 +87,7 @@ def predict(
         expert_alignment=alignment,
         routing=routing,
         seed=seed,
-        draws=_draws(draws),
+        draws=parse_draws(draws),
         masked_ratio=masked_ratio,
         two_layer=two_layer,
         ranks_per_supernode=ranks_per_supernode,
@@ -144,10 +144,21 @@ def _numbers(field: str, text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _draws(text: str | None) -> "int | Literal['auto'] | None":
-    if text is None or text == "auto":
-        return text  # type: ignore[return-value]
-    return _numbers("draws", text)[0]
+def parse_draws(text: str | None) -> "int | Literal['auto'] | None":
+    """Read a number of draws, or "auto"; None stays None.
+
+    Raises:
+      InputError: anything else.
+    """
+    from epsim.errors import InputError
+
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InputError("draws", text, "must be auto or a whole number")
+    return int(text)
 
 
 def _size(text: str | None) -> int | None:
@@ -187,9 +198,9 @@ def _picture(
     result: "Predictions", suffix: str, published: "dict[tuple[str, int], Published] | None"
 ) -> bytes:
     from epsim.errors import MissingExtraError
+    from epsim.plots import predictions_plot
 
     try:
-        from epsim.plots import predictions_plot
+        return predictions_plot(result, suffix, published)
     except ImportError as error:
         raise MissingExtraError(f"--plot needs matplotlib: pip install 'epsim[plot]' ({error})") from None
-    return predictions_plot(result, suffix, published)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from epsim.counting import Draws
     from epsim.measured import Measurement
 
 Flag = Parameter(negative="")
@@ -44,14 +43,14 @@ def validate(
     The columns of a file are those of `epsim/measurements/published.csv`; its system column may also name
     a system of epsim (`ubl128`, `lab.toml`).
     """
-    from epsim.cli.predict import parse_settings
+    from epsim.cli.predict import parse_draws, parse_settings
     from epsim.files import write_atomically
     from epsim.report_measured import records_csv, validation_records, validation_text
     from epsim.validate import validate as library_validate
 
     rows = load_rows(measurements)
     result = library_validate(
-        rows, draws=_draws(draws), seed=seed, software=software, settings=parse_settings(settings)
+        rows, draws=parse_draws(draws), seed=seed, software=software, settings=parse_settings(settings)
     )
     records = validation_records(result)
     if csv is not None:
@@ -82,15 +81,3 @@ def load_rows(measurements: str | None) -> "tuple[Measurement, ...]":
     if "." in measurements or "/" in measurements:
         return read_measurements(measurements)
     return packaged_measurements(measurements)
-
-
-def _draws(text: str | None) -> "Draws":
-    from epsim.errors import InputError
-
-    if text is None:
-        return None
-    if text == "auto":
-        return "auto"
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InputError("draws", text, "must be auto or a whole number")
-    return int(text)
