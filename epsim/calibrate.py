@@ -28,6 +28,7 @@ SLOPES = ("fanout_slope_dispatch", "fanout_slope_combine")
 DIGITS = 4
 """Significant digits of a fitted number: one more than its spread has."""
 NUM_DRAWS = 200
+MAX_DRAWS = 10_000
 _SCALE = {"count": 1.0, "ratio": 0.1, "time": 1e-6, "rate": 1e9, "size": 1.0}
 """A typical change of a parameter that starts at zero, by dimension, in SI units."""
 
@@ -156,8 +157,8 @@ def _errors(model: FitModel, targets: Floats | None = None) -> Residuals:
     return lambda values: model.answers(values) / goal - 1
 
 
-def _solve(model: FitModel, start: Floats) -> Solution:
-    solution = minimise(_errors(model), start, _scale(model, start), *_bounds(model))
+def _solve(model: FitModel, start: Floats, targets: Floats | None = None) -> Solution:
+    solution = minimise(_errors(model, targets), start, _scale(model, start), *_bounds(model))
     if not solution.converged:
         raise InputError(
             "fit", ", ".join(model.names), f"does not settle in {solution.steps} steps; free fewer parameters"
@@ -218,22 +219,14 @@ def _leave_out_knee(model: FitModel, ep_size: int, full: Mapping[float, Solution
 def _spread(model: FitModel, values: Floats, num_draws: int, seed: int) -> Floats:
     """Return [draws, n] fits to targets drawn evenly inside the measured ranges, rounding included.
 
-    The knee and the directions of the full fit are kept: targets move by well under a percent.
+    The knee is held: it is a choice of the whole fit, not a smooth number.
     """
-    if type(num_draws) is not int or not 0 <= num_draws <= 100_000:
-        raise InputError("draws", num_draws, "must be a whole number from 0 to 100000")
+    if type(num_draws) is not int or not 0 <= num_draws <= MAX_DRAWS:
+        raise InputError("draws", num_draws, f"must be a whole number from 0 to {MAX_DRAWS}")
     low = np.array([c.measured.low - c.measured.rounding for c in model.cases])
     high = np.array([c.measured.high + c.measured.rounding for c in model.cases])
     targets = np.random.default_rng(seed).uniform(low, high, size=(num_draws, len(low)))
-    scale = _scale(model, values)
-    inverse = np.linalg.pinv(jacobian(_errors(model), values, scale)) * scale[:, None]
-    answers = model.answers(values)
-    first = values - (answers / targets - 1) @ inverse.T
-    lower, upper = _bounds(model)
-    found = []
-    for start, goal in zip(np.clip(first, lower, upper), targets, strict=True):
-        # One more step from the exact answers leaves an error of third order.
-        found.append(np.clip(start - inverse @ (model.answers(start) / goal - 1), lower, upper))
+    found = [_solve(model, values, goal).x for goal in targets]
     return np.array(found).reshape(num_draws, len(values))
 
 

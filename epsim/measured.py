@@ -8,10 +8,10 @@ one number or a range as "1977..2060".
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -190,6 +190,8 @@ def _records(data: bytes, name: str) -> Iterator[tuple[str, dict[str, str]]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(name, f"byte {error.start}", "must be CSV in UTF-8") from None
+    if "\0" in text:  # the csv module lets it through
+        raise InputError(name, f"character {text.index(chr(0))}", "must be text, and this is a NUL")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = _header(next(reader, []), name)
@@ -264,8 +266,8 @@ def _bandwidth(where: str, cells: Mapping[str, str]) -> Range | None:
 def _latency(where: str, text: str) -> Range | None:
     if not text:
         return None
-    low, _, high = text.partition("..")
-    return _range(where, where, low, high or low)
+    low, dots, high = text.partition("..")
+    return _range(where, where, low, high if dots else low)
 
 
 def _range(low_field: str, high_field: str, low: str, high: str) -> Range:
@@ -277,13 +279,10 @@ def _range(low_field: str, high_field: str, low: str, high: str) -> Range:
 
 
 def _positive(field: str, text: str) -> float:
-    try:
-        # float() takes "1_000", "nan" and foreign digits, which nobody means here.
-        value = float(text) if text.isascii() and "_" not in text else float("nan")
-    except ValueError:
-        value = float("nan")
-    if not (isfinite(value) and value > 0):
-        raise InputError(field, text, "must be a number above 0")
+    # Stricter than float(), which takes "1_000", "nan" and foreign digits; the decimals must be countable.
+    value = float(text) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", text) else 0.0
+    if value <= 0:
+        raise InputError(field, text, "must be a plain decimal number above 0")
     return value
 
 
