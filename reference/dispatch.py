@@ -18,7 +18,6 @@ from reference.results import DispatchResult
 from reference.topk import TopK
 
 
-
 def dispatch(
     config: EPConfig,
     topk: TopK,
@@ -55,7 +54,14 @@ def dispatch(
     mode = DispatchMode() if mode is None else mode
     topk.check_against(config)
     call = _checked(
-        mode, topk.tokens_per_rank, x, scales, topk.topk_weights, zero_padding, column_major_scales, emit_expert_ids
+        mode,
+        topk.tokens_per_rank,
+        x,
+        scales,
+        topk.topk_weights,
+        zero_padding,
+        column_major_scales,
+        emit_expert_ids,
     )
     totals = _checked_stats(config, stats)
     handles = plan_dispatch(config, topk, mode=mode)
@@ -134,7 +140,9 @@ def _checked(
     if column_major_scales and scales is None:
         raise ConfigError("column_major_scales", True, "there are no scales")
     if emit_expert_ids and not (mode.rules.has_expert_ids and mode.expand):
-        raise mode.rules.refuse("emit_expert_ids", True, "does not return the experts of its rows in this layout")
+        raise mode.rules.refuse(
+            "emit_expert_ids", True, "does not return the experts of its rows in this layout"
+        )
     return Cargo(
         x=x,
         scales=scales,

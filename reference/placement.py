@@ -93,7 +93,9 @@ class _Placer:
         self.kept: dict[int, _Arrivals] = {}
         self.local_ids = local_expert_ids(config)
         self.num_local = config.experts_per_rank()
-        masters = [np.add.reduceat(np.append(s.is_master, 0), s.bounds[:-1]) * (np.diff(s.bounds) > 0) for s in sides]
+        masters = [
+            np.add.reduceat(np.append(s.is_master, 0), s.bounds[:-1]) * (np.diff(s.bounds) > 0) for s in sides
+        ]
         self.rows = np.array(masters, dtype=np.int64)  # [src, dst] deduplicated rows
 
     def handle(self, rank: int, topk: TopK) -> Handle:
@@ -119,7 +121,9 @@ class _Placer:
             num_expanded_tokens=num_expanded,
             num_recv_tokens_per_expert_list=tuple(blocks.tolist()) if self.mode.cpu_sync else (),
             psum_num_recv_tokens_per_rank=np.cumsum(self.rows[:, rank]).astype(np.int32),
-            psum_num_recv_tokens_per_expert=(row_ends if meaning == "row_ends" else block_ends).astype(np.int32),
+            psum_num_recv_tokens_per_expert=(row_ends if meaning == "row_ends" else block_ends).astype(
+                np.int32
+            ),
             num_unaligned_recv_tokens_per_expert=counts.astype(np.int32),
             recv_src_metadata=metadata,
             dst_buffer_slot_idx=self._slot_grid(rank),
@@ -180,7 +184,12 @@ class _Placer:
         return arrived, table
 
     def _expanded_rows(
-        self, arrivals: _Arrivals, counts: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], *, by_gid: bool
+        self,
+        arrivals: _Arrivals,
+        counts: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        *,
+        by_gid: bool,
     ) -> npt.NDArray[np.int64]:
         """Return the expanded row of each choice."""
         if by_gid:

@@ -66,7 +66,9 @@ def starts_of(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.append(0, np.cumsum(counts, dtype=np.int64))
 
 
-def send_side(block: LedgerBlock, config: EPConfig, mode: DispatchMode, rng: np.random.Generator | None) -> SendSide:
+def send_side(
+    block: LedgerBlock, config: EPConfig, mode: DispatchMode, rng: np.random.Generator | None
+) -> SendSide:
     """Give every row of one source a slot at its target.
 
     A slot is the number of rows for the same target that come before it: all of the AIVs below, then those of
@@ -93,7 +95,9 @@ def send_side(block: LedgerBlock, config: EPConfig, mode: DispatchMode, rng: np.
         dst=dst[master],
         token=token[master],
         k=block.k[order][master],
-        aiv=token[master].astype(np.int64) // tokens_per_aiv if mode.rules.has_gather_idx else np.zeros(master.sum(), np.int64),
+        aiv=token[master].astype(np.int64) // tokens_per_aiv
+        if mode.rules.has_gather_idx
+        else np.zeros(master.sum(), np.int64),
     )
     slot = _slots(pairs, size, rng)
     if rng is not None:
