@@ -125,8 +125,8 @@ FORMATS: Mapping[str, FloatFormat] = MappingProxyType(
 )
 """Every format by its name."""
 
-_BY_DTYPE = {fmt.dtype: fmt for fmt in FORMATS.values()}
-_NATIVE_BITS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+_BY_DTYPE: Mapping[np.dtype[Any], FloatFormat] = {fmt.dtype: fmt for fmt in FORMATS.values()}
+_NATIVE_BITS: Mapping[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (2, 4, 8)}
 
 
 def format_of(dtype: npt.DTypeLike) -> FloatFormat | None:
@@ -149,7 +149,7 @@ def to_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not is_float(values.dtype):
         raise ConfigError("dtype", str(values.dtype), "must be a float format of at most 64 bits")
     fmt = format_of(values.dtype)
-    bits: np.dtype[Any] = fmt.bits_dtype if fmt else _NATIVE_BITS[values.dtype.itemsize]
+    bits = fmt.bits_dtype if fmt else _NATIVE_BITS[values.dtype.itemsize]
     # A byte-swapped array must not be read in host order.
     return values.view(bits.newbyteorder(values.dtype.byteorder))
 
