@@ -35,9 +35,9 @@ def combine(
 
     Args:
       handles: of one dispatch, by rank.
-      y: per rank [rows, H] bf16, one row per row that dispatch delivered. Rows that no token made are not read.
+      y: per rank [rows, H] bf16, a row per dispatched row; those that no token made are not read.
       order: where the sum is rounded; see `order.py` and `order.library_order`.
-      topk_weights: per rank what belongs to the rows: expanded [rows] float32, deduplicated [rows, K] float32.
+      topk_weights: per rank what belongs to the rows: expanded [rows], deduplicated [rows, K] float32.
         They are gathered, never summed: each (token, k) has one rank.
       bias: up to two, each per rank [T, H] bf16, added before the rows.
 
@@ -155,7 +155,7 @@ def _check_complete(homes: list[_Home], num_pairs: int, expand: bool) -> None:
         if lost.any():
             token, k = np.argwhere(lost)[0]
             raise ConfigError(f"handles[{rank}].topk_idx[token {token}, column {k}]", "without a row", rule)
-        placed += np.count_nonzero(home.row >= 0)
+        placed += int(np.count_nonzero(home.row >= 0))
     if not expand and placed != num_pairs:
         raise ConfigError("handles", f"{num_pairs} rows", rule)
 

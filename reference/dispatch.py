@@ -1,4 +1,4 @@
-"""Dispatch: every token to every rank that holds one of its experts. All ranks at once, payload as opaque bytes.
+"""Dispatch: every token to every rank that holds one of its experts. All ranks at once; payload is bytes.
 
 R ranks, T tokens of a rank, K top-k, L local experts, P scale packs, W payload columns, M token capacity,
 N received rows, X expanded rows.
@@ -53,19 +53,18 @@ def dispatch(
     """
     mode = DispatchMode() if mode is None else mode
     topk.check_against(config)
-    call = _checked(
-        mode,
-        topk.tokens_per_rank,
-        x,
-        scales,
-        topk.topk_weights,
-        zero_padding,
-        column_major_scales,
-        emit_expert_ids,
+    cargo = Cargo(
+        x=x,
+        scales=scales,
+        weights=topk.topk_weights,
+        zero_padding=zero_padding,
+        column_major_scales=column_major_scales,
+        emit_expert_ids=emit_expert_ids,
     )
+    _check_cargo(mode, topk.tokens_per_rank, cargo)
     totals = _checked_stats(config, stats)
     handles = plan_dispatch(config, topk, mode=mode)
-    results = deliver(handles, call)
+    results = deliver(handles, cargo)
     if totals is not None:
         results = tuple(_with_stats(r, h, s) for r, h, s in zip(results, handles, totals, strict=True))
     return results, handles
@@ -88,8 +87,11 @@ def dispatch_cached(
 
     Args:
       handles: of one dispatch, by rank.
-      x, scales, zero_padding, column_major_scales: as `dispatch`.
+      x: per rank [T, W], as for `dispatch`.
+      scales: per rank [T, P], as for `dispatch`.
       topk_weights: per rank [T, K] float32; None = no weights, whatever the first call had.
+      zero_padding: as for `dispatch`.
+      column_major_scales: as for `dispatch`.
       expand: what the caller believes the layout to be; None = the handles'.
 
     Returns:
@@ -112,45 +114,34 @@ def dispatch_cached(
         if (topk_weights[0].shape[1], topk_weights[0].dtype) != shape:
             rule = f"must be float32 with {shape[0]} columns"
             raise ConfigError("topk_weights", (topk_weights[0].shape, topk_weights[0].dtype), rule)
-    call = _checked(mode, tokens, x, scales, topk_weights, zero_padding, column_major_scales, False)
-    return deliver(handles, call)
-
-
-def _checked(
-    mode: DispatchMode,
-    tokens: tuple[int, ...],
-    x: Payload,
-    scales: Payload | None,
-    weights: Payload | None,
-    zero_padding: bool,
-    column_major_scales: bool,
-    emit_expert_ids: bool,
-) -> Cargo:
-    _check_columns("x", x, tokens)
-    for rank, array in enumerate(x):
-        if not array.flags.c_contiguous:
-            raise ConfigError(f"x[rank {rank}].strides", array.strides, "must be contiguous, row by row")
-    if scales is not None:
-        _check_columns("scales", scales, tokens)
-        if scales[0].dtype.itemsize != mode.rules.scale_pack_bytes:
-            rule = f"takes scale packs of {mode.rules.scale_pack_bytes} bytes"
-            raise mode.rules.refuse("scales.dtype", scales[0].dtype, rule)
-    if zero_padding and not mode.expand:
-        raise ConfigError("zero_padding", True, "only an expanded layout has padding")
-    if column_major_scales and scales is None:
-        raise ConfigError("column_major_scales", True, "there are no scales")
-    if emit_expert_ids and not (mode.rules.has_expert_ids and mode.expand):
-        raise mode.rules.refuse(
-            "emit_expert_ids", True, "does not return the experts of its rows in this layout"
-        )
-    return Cargo(
+    cargo = Cargo(
         x=x,
         scales=scales,
-        weights=weights,
+        weights=topk_weights,
         zero_padding=zero_padding,
         column_major_scales=column_major_scales,
-        emit_expert_ids=emit_expert_ids,
     )
+    _check_cargo(mode, tokens, cargo)
+    return deliver(handles, cargo)
+
+
+def _check_cargo(mode: DispatchMode, tokens: tuple[int, ...], cargo: Cargo) -> None:
+    rules = mode.rules
+    _check_columns("x", cargo.x, tokens)
+    for rank, array in enumerate(cargo.x):
+        if not array.flags.c_contiguous:
+            raise ConfigError(f"x[rank {rank}].strides", array.strides, "must be contiguous, row by row")
+    if cargo.scales is not None:
+        _check_columns("scales", cargo.scales, tokens)
+        if cargo.scales[0].dtype.itemsize != rules.scale_pack_bytes:
+            rule = f"takes scale packs of {rules.scale_pack_bytes} bytes"
+            raise rules.refuse("scales.dtype", cargo.scales[0].dtype, rule)
+    if cargo.zero_padding and not mode.expand:
+        raise ConfigError("zero_padding", True, "only an expanded layout has padding")
+    if cargo.column_major_scales and cargo.scales is None:
+        raise ConfigError("column_major_scales", True, "there are no scales")
+    if cargo.emit_expert_ids and not (rules.has_expert_ids and mode.expand):
+        raise rules.refuse("emit_expert_ids", True, "does not return the experts of rows in this layout")
 
 
 def _check_columns(name: str, arrays: Payload, tokens: tuple[int, ...]) -> None:

@@ -10,10 +10,10 @@ from reference.errors import ConfigError
 
 EditionName = Literal["ascend", "nvidia-v2.5", "nvidia-v2"]
 MetadataOrder = Literal["rows_first", "gid_first"]
-"""rows_first: K expanded rows, gid, master. gid_first: gid, (source rank or group slot) * K + master, K rows."""
+"""rows_first: K rows, gid, master. gid_first: gid, (source rank or group slot) * K + master, K rows."""
 PsumMeaning = Literal["row_ends", "block_ends"]
 """row_ends: where the real rows of expert e end, start_e + c_e. block_ends: where its aligned block ends,
-sum over j <= e of al(c_j, A). Upstream uses one field name for both, and which it is depends on the layout."""
+sum over j <= e of al(c_j, A). Upstream has one name for both; which it is depends on the layout."""
 SumStart = Literal["first_row", "zero"]
 """Which value a sum starts from; it decides the sign of a zero, nothing else."""
 

@@ -1,7 +1,7 @@
 """What one rank keeps from dispatch to run combine, or to dispatch again to the same rows.
 
 R ranks, SU ranks of a scale-up domain, T tokens of a rank, K top-k, L local experts, M token capacity,
-N received rows, X expanded rows. gid = src_rank * M + src_token. master = highest column of a token on a rank.
+N received rows, X expanded rows. gid = src_rank * M + src_token. master = a token's highest column on a rank.
 """
 
 from dataclasses import dataclass, field, fields
@@ -102,7 +102,7 @@ class RowOrigins(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Handle:
-    """One rank's handle; arrays are read-only. Handles are independent of buffers and of each other's lifetime.
+    """One rank's handle; its arrays are read-only. It depends on no buffer and on no other dispatch.
 
     Args:
       rank: whose handle.
@@ -249,7 +249,7 @@ class Handle:
         return RowOrigins(gid, k)
 
     def differences(self, other: "Handle") -> list[str]:
-        """Return the names of fields that differ; rows and columns that the contract leaves open do not count."""
+        """Return the names of fields that differ; what the contract leaves undefined does not count."""
         return [f.name for f in fields(self) if not _same(self._defined(f.name), other._defined(f.name))]
 
     def _defined(self, name: str) -> Any:  # noqa: ANN401 - fields have every type

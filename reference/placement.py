@@ -93,10 +93,7 @@ class _Placer:
         self.kept: dict[int, _Arrivals] = {}
         self.local_ids = local_expert_ids(config)
         self.num_local = config.experts_per_rank()
-        masters = [
-            np.add.reduceat(np.append(s.is_master, 0), s.bounds[:-1]) * (np.diff(s.bounds) > 0) for s in sides
-        ]
-        self.rows = np.array(masters, dtype=np.int64)  # [src, dst] deduplicated rows
+        self.rows = np.array([side.num_rows() for side in sides])  # [src, dst] deduplicated rows
 
     def handle(self, rank: int, topk: TopK) -> Handle:
         """Return the handle of one rank, as receiver and as sender."""
@@ -108,7 +105,7 @@ class _Placer:
         if not self.mode.cpu_sync:
             num_recv, num_expanded = worst_case_rows(self.config, len(counts))
         row_ends, block_ends = np.cumsum(blocks) - blocks + counts, np.cumsum(blocks)
-        meaning = self.mode.rules.psum_meaning(expand=self.mode.expand)
+        has_row_ends = self.mode.rules.psum_meaning(expand=self.mode.expand) == "row_ends"
         before, metadata = self._metadata(arrivals, num_recv, counts, blocks)
         idx, rules = topk.topk_idx[rank], self.mode.rules
         return Handle(
@@ -121,9 +118,7 @@ class _Placer:
             num_expanded_tokens=num_expanded,
             num_recv_tokens_per_expert_list=tuple(blocks.tolist()) if self.mode.cpu_sync else (),
             psum_num_recv_tokens_per_rank=np.cumsum(self.rows[:, rank]).astype(np.int32),
-            psum_num_recv_tokens_per_expert=(row_ends if meaning == "row_ends" else block_ends).astype(
-                np.int32
-            ),
+            psum_num_recv_tokens_per_expert=(row_ends if has_row_ends else block_ends).astype(np.int32),
             num_unaligned_recv_tokens_per_expert=counts.astype(np.int32),
             recv_src_metadata=metadata,
             dst_buffer_slot_idx=self._slot_grid(rank),

@@ -8,7 +8,7 @@ import numpy.typing as npt
 POISON_INT_BYTE = 0x7A
 """Every byte of a poisoned signed integer: large, positive, no id, index or sentinel."""
 POISON_BYTE = 0xFF
-"""Every byte of anything else: a NaN in float32, bf16, e4m3fn, e5m2 and e8m0, also when kept as unsigned bits."""
+"""Every byte of anything else: a NaN in float32, bf16, e4m3fn, e5m2 and e8m0, also as unsigned bits."""
 
 
 def poison_byte(dtype: np.dtype[Any]) -> int:

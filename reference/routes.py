@@ -14,7 +14,7 @@ from reference.handle import DispatchMode
 from reference.plan import LedgerBlock
 
 ROWS_PER_SQE = 6
-"""Records that one send-queue entry writes: 12 gather elements, two per record (deepep-ascend.md section 4.2)."""
+"""Records that one send-queue entry writes: 12 gather elements, two each (deepep-ascend.md section 4.2)."""
 IntArray = npt.NDArray[np.int32]
 
 
@@ -44,6 +44,10 @@ class SendSide:
     def part(self, dst: int) -> slice:
         """Return the slice of the choices of one target rank."""
         return slice(int(self.bounds[dst]), int(self.bounds[dst + 1]))
+
+    def num_rows(self) -> npt.NDArray[np.int64]:
+        """Return [R] int64: deduplicated rows for each target."""
+        return np.diff(starts_of(self.is_master)[self.bounds])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,17 +92,12 @@ def send_side(
     order = np.argsort(small_ids(block.dst_rank, size), kind="stable")  # by target, then token, then column
     dst, master = block.dst_rank[order], block.is_master[order]
     # The master is its pair's last choice, so the masters before a choice number its pair.
-    pair_of = np.cumsum(master) - master
-    tokens_per_aiv = -(-config.num_max_tokens_per_rank // mode.num_aivs)
-    token = block.token[order]
-    pairs = _Pairs(
-        dst=dst[master],
-        token=token[master],
-        k=block.k[order][master],
-        aiv=token[master].astype(np.int64) // tokens_per_aiv
-        if mode.rules.has_gather_idx
-        else np.zeros(master.sum(), np.int64),
-    )
+    pair_of: npt.NDArray[np.int64] = np.cumsum(master) - master
+    token = block.token[order][master]
+    # NVIDIA has one counter per target, as if one core sent everything.
+    num_aivs = mode.num_aivs if mode.rules.has_gather_idx else 1
+    aiv = token.astype(np.int64) // -(-config.num_max_tokens_per_rank // num_aivs)
+    pairs = _Pairs(dst=dst[master], token=token, k=block.k[order][master], aiv=aiv)
     slot = _slots(pairs, size, rng)
     if rng is not None:
         again = np.lexsort((block.k[order], slot[pair_of], dst))
@@ -136,7 +135,7 @@ def _slots(pairs: _Pairs, size: int, rng: np.random.Generator | None) -> IntArra
 def _gather_idx(
     pairs: _Pairs, slot: IntArray, src_rank: int, size: int, rng: np.random.Generator | None
 ) -> IntArray:
-    """Number the gather pairs: 6 to a descriptor, descriptors by target in the order src+1, src+2, ..."""
+    """Return each pair's number: 6 to a descriptor, descriptors by target from src+1 on, around."""
     if not len(pairs.dst):
         return np.empty(0, dtype=np.int32)
     num_aivs = int(pairs.aiv.max()) + 1

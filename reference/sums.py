@@ -38,7 +38,7 @@ def ordered_sums(
     start: SumStart,
     out: BitArray,
 ) -> None:
-    """Write out[s] = bf16(biases in order, then terms in order), added in fp32 and rounded once, to nearest even.
+    """Write out[s] = biases in order, then terms in order, added in fp32 and rounded once to bf16.
 
     Args:
       pool: [rows, H] bf16 bits.
