@@ -114,6 +114,27 @@ def test_the_model_of_a_fit_is_the_model_of_a_prediction(published):
         assert abs(answer / item.gb_per_s_mean - 1) <= (2 * row.ep_size + 8) * EPS
 
 
+A3 = {"system": "sgl-kernel-npu", "generation": "Atlas A3", "metric": "bottleneck GB/s", "num_topk": "8"}
+ELSEWHERE = {
+    "a row per expert": {**A3, "dtype": "int8"},
+    "a row per expert, back": {**A3, "op": "combine", "dtype": "bf16"},
+    "links of a mesh": {"system": "mesh8", "generation": "mine"},
+    "links of a mesh, back": {"system": "mesh8", "generation": "mine", "op": "combine", "dtype": "bf16"},
+    "bytes of another library": {"system": "DeepEP V2", "generation": "NVIDIA SM100"},
+    "cached": {"op": "cached-dispatch"},
+    "bf16": {"dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_the_model_of_a_fit_is_the_model_of_a_prediction_on_other_systems(change):
+    rows = rows_of(change)
+    model = build_model(rows, ("wire_efficiency",), software=None, settings={})
+    (answer,) = model.answers(np.array([model.software.wire_efficiency.value]))
+    (compared,) = validate(rows).comparisons
+    assert abs(answer / compared.main.predicted - 1) <= (2 * 8 + 8) * EPS
+
+
 def test_a_left_out_group_has_no_part_in_its_own_prediction():
     """Errors planted in EP64 alone leave the prediction of EP64 as it was, and move the others."""
     plain = rows_of(*synthetic_changes(TRUTH))
@@ -127,6 +148,17 @@ def test_a_left_out_group_has_no_part_in_its_own_prediction():
             assert max(moves) <= STEP_TOLERANCE
         else:
             assert max(moves) > 100 * STEP_TOLERANCE
+
+
+def test_the_knee_is_chosen_without_the_group_that_is_left_out():
+    """Errors in EP64 bend the whole fit's knee away; the fit without EP64 finds the planted one again."""
+    bad = {("dispatch", 64): 0.98, ("combine", 64): 0.94}
+    fit = calibrate(rows_of(*synthetic_changes(TRUTH, factor=bad)), num_draws=0)
+    assert fit.knee != TRUTH["fanout_knee"]
+    (left,) = (group for group in fit.left_out_knee if group.ep_size == 64)
+    assert left.knee == TRUTH["fanout_knee"]
+    for row in left.residuals:
+        assert abs((1 + row.error) * bad[row.op, 64] - 1) <= STEP_TOLERANCE
 
 
 def test_every_group_is_left_out_once_with_all_its_rows(fitted):
@@ -163,6 +195,14 @@ def test_the_spread_follows_the_width_of_the_ranges():
         # The model bends by about the relative width of the ranges, a thousandth here.
         assert abs(ten.deviation / one.deviation / 10 - 1) < 0.01
         assert one.low < one.value < one.high
+
+
+def test_rounding_widens_a_single_figure_to_both_sides():
+    """A printed 374 stands for 373.5 to 374.5."""
+    (wire,) = calibrate(
+        rows_of({"gb_per_s_min": "374", "gb_per_s_max": "374"}), fit=("wire_efficiency",), leave_one_out=False
+    ).parameters
+    assert wire.low < wire.value < wire.high
 
 
 def test_a_wider_range_above_pulls_the_drawn_fits_along():

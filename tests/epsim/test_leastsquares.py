@@ -50,6 +50,18 @@ def test_a_number_on_its_bound_comes_back_when_it_is_pulled():
     assert np.abs(found.x - [2, 3]).max() <= STEP_TOLERANCE
 
 
+def test_the_function_is_never_asked_beyond_a_bound_by_more_than_a_difference():
+    """A start outside is brought inside first: log(x) has no value below zero."""
+    asked = []
+
+    def residuals(x):
+        asked.append(float(x[0]))
+        return np.array([x[0] - 2.0])
+
+    minimise(residuals, np.array([-5.0]), np.ones(1), np.array([1.0]), np.array([9.0]))
+    assert min(asked) >= 1.0
+
+
 def test_a_fit_that_cannot_settle_says_so():
     """exp(-x) has no minimum: every step helps, for ever."""
     found = minimise(

@@ -14,11 +14,11 @@ import pytest
 from epsim.cases import metric_bytes, target_of
 from epsim.cli import run
 from epsim.errors import InputError
-from epsim.measured import LOGICAL, SCALEOUT, packaged_measurements
+from epsim.measured import LOGICAL, SCALEOUT, Range, packaged_measurements
 from epsim.missing import RULES
 from epsim.predict import predict
 from epsim.profile import profile_toml, software_profile
-from epsim.validate import LARGE_ERROR, all_packaged, validate
+from epsim.validate import LARGE_ERROR, Compared, all_packaged, validate
 from tests.epsim.measuring import csv_bytes, rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +167,47 @@ def test_no_published_figure_is_written_into_a_profile(path):
     entries = tomllib.loads(path.read_text()).get("parameters", {}).values()
     numbers = [re.match(r"[\d.]+", str(entry["value"])) for entry in entries]
     assert {float(number[0]) for number in numbers if number} & published_figures() == set()
+
+
+# Ranges, by hand.
+
+
+def compared(low, high, predicted=None):
+    measured = Range(low=100.0, high=102.0, rounding=0.5)
+    mean = (low + high) / 2 if predicted is None else predicted
+    return Compared(unit="GB/s", measured=measured, predicted=mean, low=low, high=high)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "meets"),
+    [
+        (99, 100, True),
+        (102, 103, True),
+        (99, 103, True),
+        (101, 101, True),
+        (98, 99.9, False),
+        (102.1, 103, False),
+    ],
+)
+def test_ranges_overlap_when_they_share_a_value(low, high, meets):
+    assert compared(low, high).overlaps is meets
+
+
+def test_the_width_ratio_is_predicted_over_measured():
+    assert compared(99, 102).width_ratio == 1.5
+    assert compared(101, 101).width_ratio is None
+    point = replace(compared(99, 102), measured=Range(low=101.0, high=101.0, rounding=0.5))
+    assert point.width_ratio is None
+
+
+@pytest.mark.parametrize(("mean", "inside"), [(100, True), (102, True), (99.99, False), (102.01, False)])
+def test_inside_is_within_the_printed_ends(mean, inside):
+    assert compared(90, 110, mean).is_inside is inside
+
+
+def test_the_error_is_relative_to_the_mid_point():
+    assert compared(90, 110, 202).error == 1.0
+    assert compared(90, 110, 50.5).error == -0.5
 
 
 # The numerators, by hand.
