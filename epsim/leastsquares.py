@@ -11,9 +11,9 @@ Residuals = Callable[[Floats], Floats]
 MAX_STEPS = 200
 STEP_TOLERANCE = 1e-6
 """Largest scaled step at which a fit counts as converged: a hundredth of the last digit that is written."""
-_CENTRAL = 6e-6
+CENTRAL = 6e-6
 """About the cube root of the rounding unit: where truncation and rounding of a central difference meet."""
-_FORWARD = 1.5e-8
+FORWARD = 1.5e-8
 """About its square root, for the cheaper forward difference."""
 
 
@@ -41,13 +41,13 @@ class Solution:
 
 def jacobian(residuals: Residuals, x: Floats, scale: Floats) -> Floats:
     """Return [m, n] derivatives by x / scale, by central differences."""
-    steps = np.diag(_CENTRAL * scale)
-    return np.stack([(residuals(x + s) - residuals(x - s)) / (2 * _CENTRAL) for s in steps], axis=1)
+    steps = np.diag(CENTRAL * scale)
+    return np.stack([(residuals(x + s) - residuals(x - s)) / (2 * CENTRAL) for s in steps], axis=1)
 
 
 def _quick_jacobian(residuals: Residuals, x: Floats, scale: Floats, values: Floats) -> Floats:
     """Return [m, n] derivatives by forward differences: enough for a step, half the evaluations."""
-    return np.stack([(residuals(x + s) - values) / _FORWARD for s in np.diag(_FORWARD * scale)], axis=1)
+    return np.stack([(residuals(x + s) - values) / FORWARD for s in np.diag(FORWARD * scale)], axis=1)
 
 
 def minimise(residuals: Residuals, start: Floats, scale: Floats, lower: Floats, upper: Floats) -> Solution:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epsim.leastsquares import STEP_TOLERANCE, dependent_columns, jacobian, minimise
+from epsim.leastsquares import FORWARD, STEP_TOLERANCE, dependent_columns, jacobian, minimise
 
 FREE = np.array([-np.inf, -np.inf]), np.array([np.inf, np.inf])
 ONE = np.ones(2)
@@ -27,12 +27,22 @@ def test_a_curved_valley_is_followed_to_its_end(start):
     st.lists(st.integers(-9, 9), min_size=6, max_size=6),
 )
 def test_a_linear_problem_gives_the_normal_equations_answer(rows, goals):
+    """Up to the step tolerance, and what rounding does to a forward difference.
+
+    A value rounds by 3 u (|A||x| + |b|), a derivative by twice that over the step; it moves the minimum by that
+    times the residual over the smallest singular value squared.
+    """
     matrix, goal = np.array(rows, dtype=float), np.array(goals[: len(rows)], dtype=float)
     if np.linalg.cond(matrix) > 100:
         return
     found = minimise(lambda x: matrix @ x - goal, np.zeros(2), ONE, *FREE)
     exact = np.linalg.lstsq(matrix, goal, rcond=None)[0]
-    assert np.abs(found.x - exact).max() <= STEP_TOLERANCE
+    size = float((np.abs(matrix) @ np.abs(exact) + np.abs(goal)).max())
+    slope_error = 2 * 3 * np.finfo(float).eps * size / FORWARD
+    left = float(np.linalg.norm(matrix @ exact - goal))
+    weakest = float(np.linalg.svd(matrix, compute_uv=False)[-1])
+    bound = STEP_TOLERANCE + np.sqrt(2 * len(goal)) * slope_error * left / weakest**2
+    assert np.abs(found.x - exact).max() <= bound
 
 
 def test_a_bound_that_the_minimum_lies_beyond_is_met_and_the_other_number_follows():
