@@ -29,8 +29,8 @@ def test_a_curved_valley_is_followed_to_its_end(start):
 def test_a_linear_problem_gives_the_normal_equations_answer(rows, goals):
     """Up to the step tolerance, and what rounding does to a forward difference.
 
-    A value rounds by 3 u (|A||x| + |b|), a derivative by twice that over the step; it moves the minimum by that
-    times the residual over the smallest singular value squared.
+    A value rounds by 3 u (|A||x| + |b|), a derivative by twice that over the step; it moves the minimum by
+    that times the residual over the smallest singular value squared.
     """
     matrix, goal = np.array(rows, dtype=float), np.array(goals[: len(rows)], dtype=float)
     if np.linalg.cond(matrix) > 100:
