@@ -107,9 +107,13 @@ def pack_copies(weights: npt.ArrayLike, copies: Sequence[int], num_bins: int) ->
     for position, item in enumerate(i for i in heaviest_first for _ in range(counts[i])):
         dealt[position % bins].append(item)
     # Greedy packing is better nearly always, but only dealing has the bound that is promised above.
-    peak = {id(plan): max(_bin_load(load, items) for items in plan) for plan in (greedy, dealt)}
-    best = greedy if peak[id(greedy)] <= peak[id(dealt)] else dealt
-    return [sorted(items) for items in best]
+    return [sorted(items) for items in _lighter(load, greedy, dealt)]
+
+
+def _lighter(load: Loads, first: list[list[int]], second: list[list[int]]) -> list[list[int]]:
+    """Return the plan whose heaviest bin is lighter, the first when they are equal."""
+    peaks = [max(_bin_load(load, items) for items in plan) for plan in (first, second)]
+    return first if peaks[0] <= peaks[1] else second
 
 
 def _bin_load(load: Loads, items: Sequence[int]) -> float:
@@ -175,19 +179,19 @@ def balance_experts(
     Args:
       loads: [E] tokens of each logical expert.
       ep_size: R.
-      num_physical_experts: P; P - E copies are redundant. Physical expert p is in slot p % S of rank
-        p // S; the slots of a rank are in ascending order of logical expert.
-      num_groups: expert groups of the gate; group g holds the g-th equal part of the experts.
-      num_servers: hosts; server s holds the s-th equal part of the ranks.
+      num_physical_experts: P. Physical expert p is slot p % S of rank p // S; the slots of a rank
+        are in ascending order of logical expert.
+      num_groups: of the gate; group g holds the g-th equal part of the experts.
+      num_servers: server s holds the s-th equal part of the ranks.
       policy: see `BalancePolicy`.
-      avoid_waste: give no expert more copies than the ranks it may be on.
+      avoid_waste: no expert gets more copies than the ranks it may be on.
 
     Returns:
-      ExpertMap. Without redundancy the identity is kept unless another placement is lighter at its peak.
+      ExpertMap. Without redundancy the identity is kept unless another placement has a lower peak.
 
     Raises:
       ConfigError: a number is out of range or does not divide another.
-      Source: cases.md G43 (two copies on one rank are legal), G44.
+      Source: cases.md G43, G44.
     """
     weights = load_array(loads)
     size = whole_number("ep_size", ep_size, 1)
@@ -195,22 +199,25 @@ def balance_experts(
     if slots % size:
         raise ConfigError("num_physical_experts", slots, f"ep_size {size} must divide it")
     servers = _num_servers(len(weights), size, num_groups, num_servers, policy)
-    groups = num_groups if servers > 1 else 1
     ranks: list[list[int]] = []
-    for experts in _experts_of_servers(weights, groups, servers):
-        part = weights[experts]
+    for experts in _experts_of_servers(weights, num_groups if servers > 1 else 1, servers):
         limit = size // servers if avoid_waste else None
-        counts = replica_counts(part, slots // servers, max_copies=limit)
-        packed = pack_copies(part / counts, counts.tolist(), size // servers)
-        ranks += [sorted(int(experts[i]) for i in items) for items in packed]
+        ranks += _ranks_of_server(weights, experts, size // servers, slots // servers, limit)
     if slots == len(weights):
-        identity = np.arange(slots).reshape(size, -1).tolist()
-        peaks = [max(_bin_load(weights, items) for items in plan) for plan in (identity, ranks)]
-        ranks = identity if peaks[0] <= peaks[1] else ranks
+        ranks = _lighter(weights, np.arange(slots).reshape(size, -1).tolist(), ranks)
     return ExpertMap(
         expert_ranks=tuple(rank for rank, items in enumerate(ranks) for _ in items),
         logical_ids=tuple(item for items in ranks for item in items),
     )
+
+
+def _ranks_of_server(
+    weights: Loads, experts: npt.NDArray[np.int64], num_ranks: int, num_slots: int, max_copies: int | None
+) -> list[list[int]]:
+    """Replicate and pack the experts of one server; return each rank's experts, ascending."""
+    counts = replica_counts(weights[experts], num_slots, max_copies=max_copies)
+    packed = pack_copies(weights[experts] / counts, counts.tolist(), num_ranks)
+    return [[int(experts[i]) for i in items] for items in packed]
 
 
 def _num_servers(

@@ -264,17 +264,10 @@ def write_sqe(
     num_bytes = sum(sge.num_bytes for sge in sges)
     if not 0 < num_bytes <= MAX_WRITE_BYTES:
         raise ConfigError("sges", f"{num_bytes} bytes", f"a write carries 1 to {MAX_WRITE_BYTES} bytes")
+    ordering = {"order": order, "fence": fence, "completion": completion}
     fields = {"tp_id": peer.tp_id, "num_sges": len(sges), "token_id": peer.token_id}
-    flags = {
-        **_block_flags(head, OPCODE_WRITE),
-        "order": order,
-        "fence": fence,
-        "completion": completion,
-        "token_enable": 1,
-        "jetty_type": 1,
-    }
     return Sqe(
-        flags=flags,
+        flags={**_block_flags(head, OPCODE_WRITE), **ordering, "token_enable": 1, "jetty_type": 1},
         peer_word=pack_bits(PEER_BITS, fields),
         eid=peer.eid,
         token_value=peer.token_value,

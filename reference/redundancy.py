@@ -82,18 +82,22 @@ def choose_replicas(loads: npt.ArrayLike, *, ep_size: int, num_redundant_per_ran
     while active.any():
         copies = holds.sum(axis=0)
         expert = int(np.argmax(np.where(active, weights / copies, -1.0)))
-        rank_loads = (holds * (weights / copies)).sum(axis=1)
+        rank_loads = _rank_loads(holds, weights)
         free = [r for r in range(size) if len(mapping[r]) < slots and not holds[r, expert]]
         target = min(free, key=lambda r: (rank_loads[r], r), default=None)
         if target is not None:
             holds[target, expert] = True
-            if (holds * (weights / holds.sum(axis=0))).sum(axis=1).max() <= rank_loads.max():
+            if _rank_loads(holds, weights).max() <= rank_loads.max():
                 mapping[target].append(expert)
                 continue
             holds[target, expert] = False
         active[expert] = False
-    padded = [row + [-1] * (slots - len(row)) for row in mapping]
-    return np.array(padded, dtype=np.int32).reshape(size, slots)
+    return np.array([row + [-1] * (slots - len(row)) for row in mapping], np.int32).reshape(size, slots)
+
+
+def _rank_loads(holds: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    # Not a matrix product: its order of summation, and so a tie, may differ between machines.
+    return np.asarray((holds * (weights / holds.sum(axis=0))).sum(axis=1))
 
 
 def expert_map_of(mapping: npt.ArrayLike, *, ep_size: int, num_experts: int) -> ExpertMap:
