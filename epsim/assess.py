@@ -2,8 +2,8 @@
 
 from epsim.counting import Counted
 from epsim.options import TwoLayer
+from epsim.platform import Platform
 from epsim.prediction import Confidence
-from epsim.setup import Setup
 from reference.config import EPConfig
 
 CALIBRATED_BAND = 0.02
@@ -14,30 +14,30 @@ NEAR_BAND = 0.08
 
 
 def validity(
-    setup: Setup, config: EPConfig, counted: Counted, tokens: float, pod_size: int | None
+    platform: Platform, config: EPConfig, counted: Counted, tokens: float, pod_size: int | None
 ) -> tuple[Confidence, float | None, str]:
     """Say how far the fit speaks for this case; the bands are network.md section 10.7's caveats."""
-    soft = setup.software
+    soft = platform.software
     least, most = int(soft.calibrated_ranks_least.value), int(soft.calibrated_ranks_most.value)
     if not least:
         return "not calibrated", None, f"profile {soft.name} was fitted on no measurement of this path"
     domain = f"fitted on EP{least}-EP{most}, high throughput, uniform routing"
-    if setup.hardware.name != soft.calibrated_hardware.value:
+    if platform.hardware.name != soft.calibrated_hardware.value:
         return (
             "not calibrated",
             None,
-            f"{domain} on {soft.calibrated_hardware.value}, and this is {setup.hardware.name}",
+            f"{domain} on {soft.calibrated_hardware.value}, and this is {platform.hardware.name}",
         )
     changed = [
         key
-        for key in setup.settings
-        if key in soft.__dataclass_fields__ or key in setup.hardware.__dataclass_fields__
+        for key in platform.settings
+        if key in soft.__dataclass_fields__ or key in platform.hardware.__dataclass_fields__
     ]
     if changed:
         return "not calibrated", None, f"{domain}, and {', '.join(changed)} was changed"
     if pod_size is not None:
         return "not calibrated", None, f"{domain}, within one supernode"
-    if setup.network.is_mesh:
+    if platform.network.is_mesh:
         return "not calibrated", None, f"{domain}, on netlayer 1, not on a server mesh"
     if tokens < soft.calibrated_tokens_least.value / 4:
         return "not calibrated", None, f"{domain}; small batches rest on fixed costs that nobody measured"
@@ -45,21 +45,21 @@ def validity(
     if (
         inside
         and counted.is_uniform
-        and setup.network.scaleup_bytes_per_s == setup.hardware.scaleup_rate.value
+        and platform.network.scaleup_bytes_per_s == platform.hardware.scaleup_rate.value
     ):
         return "calibrated", CALIBRATED_BAND, domain
-    if setup.network.scaleup_bytes_per_s != setup.hardware.scaleup_rate.value:
-        return "not calibrated", None, f"{domain}, at {setup.hardware.scaleup_rate.text} per card"
+    if platform.network.scaleup_bytes_per_s != platform.hardware.scaleup_rate.value:
+        return "not calibrated", None, f"{domain}, at {platform.hardware.scaleup_rate.text} per card"
     if least / 4 <= config.ep_size <= 2 * most and counted.is_uniform:
         return "extrapolated", NEAR_BAND, f"{domain}; this case lies just outside"
     return "not calibrated", None, domain
 
 
 def assumptions(
-    setup: Setup, config: EPConfig, counted: Counted, pod_size: int | None, two_layer: TwoLayer
+    platform: Platform, config: EPConfig, counted: Counted, pod_size: int | None, two_layer: TwoLayer
 ) -> tuple[str, ...]:
     """Everything that the figure rests on, one sentence each."""
-    hard, soft, network = setup.hardware, setup.software, setup.network
+    hard, soft, network = platform.hardware, platform.software, platform.network
     framing = (
         f"payload share of the line {hard.payload_efficiency.text}, no framing arithmetic"
         if hard.packet_form.value == "none"
@@ -82,7 +82,7 @@ def assumptions(
         how = "once per supernode, spread inside it" if two_layer == "dedup" else "once per rank"
         said.append(f"{pod_size} ranks per supernode; a token crosses the scale-out network {how}")
         said.append("scale-out and scale-up transfers overlap")
-        if two_layer == "dedup" and setup.edition == "ascend":
+        if two_layer == "dedup" and platform.edition == "ascend":
             said.append("upstream DeepEP-Ascend has no hybrid mode yet; two_layer=flat is what it does")
     if network.is_mesh:
         said.append("server mesh: a pair of cards uses only its own link")

@@ -14,9 +14,9 @@ from epsim.errors import InputError
 from epsim.loads import Floats, RankLoads, rank_loads
 from epsim.measured import SCALEOUT, Measurement, Range
 from epsim.network import Network, busiest_link_s
+from epsim.platform import Platform, make_platform
 from epsim.profile import Hardware, Software
 from epsim.quantity import Parameter, Quantity
-from epsim.setup import Setup, make_setup
 from reference.config import EPConfig
 from reference.counts import Counts
 from reference.errors import ConfigError
@@ -167,28 +167,30 @@ def build_model(
     Raises:
       InputError: rows of different cards, of several scale-up domains, or that cannot be predicted.
     """
-    setups: dict[tuple[str, str | None], Setup] = {}
+    platforms: dict[tuple[str, str | None], Platform] = {}
     cases: list[FitCase] = []
     counted: dict[tuple[object, ...], Counts] = {}
-    first: Setup | None = None
+    first: Platform | None = None
     for row in rows:
         target = target_of(row)
         wanted = software or target.software
         key = (target.system, wanted if isinstance(wanted, str) else None)
-        if key not in setups:
-            setups[key] = make_setup(target.system, software=wanted, settings={**target.settings, **settings})
-        setup = setups[key]
-        first = first or setup
-        _same_profiles(row, setup, first)
-        cases.append(_case(row, target, setup, counted))
+        if key not in platforms:
+            platforms[key] = make_platform(
+                target.system, software=wanted, settings={**target.settings, **settings}
+            )
+        platform = platforms[key]
+        first = first or platform
+        _same_profiles(row, platform, first)
+        cases.append(_case(row, target, platform, counted))
     assert first is not None
     return FitModel(cases=tuple(cases), hardware=first.hardware, software=first.software, names=names)
 
 
-def _same_profiles(row: Measurement, setup: Setup, first: Setup) -> None:
+def _same_profiles(row: Measurement, platform: Platform, first: Platform) -> None:
     for word, name, other in (
-        ("hardware", setup.hardware.name, first.hardware.name),
-        ("software", setup.software.name, first.software.name),
+        ("hardware", platform.hardware.name, first.hardware.name),
+        ("software", platform.software.name, first.software.name),
     ):
         if name != other:
             raise InputError(
@@ -197,9 +199,9 @@ def _same_profiles(row: Measurement, setup: Setup, first: Setup) -> None:
 
 
 def _case(
-    row: Measurement, target: Target, setup: Setup, counted: dict[tuple[object, ...], Counts]
+    row: Measurement, target: Target, platform: Platform, counted: dict[tuple[object, ...], Counts]
 ) -> FitCase:
-    network = setup.network
+    network = platform.network
     if row.metric == SCALEOUT or row.ep_size > (target.ranks_per_supernode or network.scaleup_domain):
         rule = f"must fit one scale-up domain of {network.scaleup_domain}: a fit does not span several"
         raise InputError(f"{row.where}, ep_size", row.ep_size, rule)
@@ -224,9 +226,9 @@ def _case(
         raise InputError(f"{row.where}, {error.field}", error.value, error.rule) from error
     counts = counted[key]
     is_combine = row.op == "combine"
-    unit = setup.software.row_unit_combine if is_combine else setup.software.row_unit_dispatch
+    unit = platform.software.row_unit_combine if is_combine else platform.software.row_unit_dispatch
     per_expert = unit.value == "expert"
-    bytes_of = operation_bytes(row, config, setup.edition)
+    bytes_of = operation_bytes(row, config, platform.edition)
     matrix = np.asarray(counts.entries if per_expert else counts.rows, dtype=np.float64) * bytes_of.wire
     return FitCase(
         row=row,

@@ -2,26 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mode
 from typing import get_args
 
 import numpy as np
 
-from epsim.assess import assumptions, validity
-from epsim.closedform import OPERATIONS, Operation, OperationBytes, Terms, evaluate, payload_rate
-from epsim.counting import Counted, Draws, count_routing
+from epsim.answer import Case
+from epsim.closedform import OPERATIONS, Operation
+from epsim.counting import Draws, count_routing
 from epsim.errors import InputError
-from epsim.loads import RankLoads, rank_loads
-from epsim.network import Network, busiest_link_s
+from epsim.network import Network
 from epsim.options import TokenCounts, TwoLayer
-from epsim.prediction import Prediction, Predictions, classify
+from epsim.platform import make_platform
+from epsim.prediction import Prediction, Predictions
 from epsim.presets import model_shape
 from epsim.profile import Hardware, Software
-from epsim.setup import Setup, make_setup
 from reference.config import EPConfig, ExpertMap
 from reference.generate import stepped_token_counts
-from reference.limits import Limit, limits
-from reference.sizes import Dtype, RowBytes, ascend_buffer_bytes, element_bytes, row_bytes
+from reference.sizes import Dtype
 from reference.topk import TopK
 from topology import Topology
 
@@ -87,7 +84,7 @@ def predict(
       ConfigError: group or routing breaks a rule.
       TopologyError: a topology breaks a rule.
     """
-    setup = make_setup(system, hardware=hardware, software=software, settings=settings)
+    platform = make_platform(system, hardware=hardware, software=software, settings=settings)
     shape = model_shape(model)
     sizes = _group_sizes(ep)
     for operation in operations:
@@ -111,17 +108,20 @@ def predict(
             expert_map=expert_map,
         )
         _check_ceilings(config)
-        cases.append((config, per_rank, _pod_size(setup.network, size, ranks_per_supernode)))
+        cases.append((config, per_rank, _pod_size(platform.network, size, ranks_per_supernode)))
     for config, per_rank, pod_size in cases:
         counted = count_routing(config, per_rank, pod_size, routing, seed, draws, masked_ratio)
-        row = row_bytes(config, dtype=dtype, edition=setup.edition)
         for operation in operations:
-            bytes_of = _operation_bytes(operation, row, config.hidden, dtype)
-            result.append(
-                _one(
-                    setup, config, operation, dtype, bytes_of, counted, pod_size, two_layer, num_buffer_bytes
-                )
+            case = Case(
+                platform=platform,
+                config=config,
+                operation=operation,
+                dtype=dtype,
+                pod_size=pod_size,
+                two_layer=two_layer,
+                num_buffer_bytes=num_buffer_bytes,
             )
+            result.append(case.predict(counted))
     return Predictions(result)
 
 
@@ -190,134 +190,3 @@ def _pod_size(network: Network, size: int, ranks_per_supernode: int | None) -> i
         rule = f"needs {pods} supernodes, and {network.name} has {network.num_npus // network.scaleup_domain}"
         raise InputError("ranks per supernode", domain, rule)
     return domain
-
-
-def _operation_bytes(operation: Operation, row: RowBytes, hidden: int, dtype: Dtype) -> OperationBytes:
-    if operation == "combine":
-        return OperationBytes(
-            logical=row.combine_logical_bytes, wire=row.combine_wire_bytes, payload=2 * hidden
-        )
-    wire = row.dispatch_wire_bytes
-    if operation == "cached-dispatch":
-        if row.dispatch_cached_wire_bytes is None:
-            raise InputError("operation", operation, "is not known for this edition")
-        wire = row.dispatch_cached_wire_bytes
-    return OperationBytes(
-        logical=row.dispatch_logical_bytes, wire=wire, payload=hidden * element_bytes(dtype)
-    )
-
-
-def _one(
-    setup: Setup,
-    config: EPConfig,
-    operation: Operation,
-    dtype: Dtype,
-    row: OperationBytes,
-    counted: Counted,
-    pod_size: int | None,
-    two_layer: TwoLayer,
-    num_buffer_bytes: int | None,
-) -> Prediction:
-    """Evaluate all draws of one operation and average them."""
-    soft = setup.software
-    per_expert = (
-        soft.row_unit_combine if operation == "combine" else soft.row_unit_dispatch
-    ).value == "expert"
-    runs: list[tuple[RankLoads, Terms]] = []
-    for counts in counted.draws:
-        loads = rank_loads(counts, per_expert=per_expert, pod_dedup=two_layer == "dedup")
-        matrix = np.asarray(counts.entries if per_expert else counts.rows, dtype=np.float64) * row.wire
-        # Combine sends the rows back. A group in several pods has no single bound: its tiers differ.
-        matrix = matrix.T if operation == "combine" else matrix
-        link_s = busiest_link_s(setup.network, matrix) if pod_size is None else 0.0
-        runs.append(
-            (loads, evaluate(operation, loads, row, setup.network, setup.hardware, setup.software, link_s))
-        )
-    mean = _averages(operation, row, runs)
-    terms = {name: 1e6 * float(np.mean([t.means()[name] for _, t in runs])) for name in runs[0][1].means()}
-    bound, binding = classify(terms, mode(terms_of.outlasting for _, terms_of in runs))
-    limit_rate = payload_rate(setup.network, setup.hardware) / 1e9
-    confidence, band, why = validity(setup, config, counted, mean["tokens"], pod_size)
-    broken: tuple[Limit, ...] = ()
-    buffer_bytes: int | None = None
-    if setup.edition == "ascend":
-        aivs = int(min(setup.hardware.num_aivs.value, setup.software.used_aivs.value))
-        broken = tuple(
-            limits(
-                config, num_aivs=aivs, dtype=dtype, num_buffer_bytes=num_buffer_bytes, counts=counted.draws[0]
-            )
-        )
-        buffer_bytes = ascend_buffer_bytes(
-            ep_size=config.ep_size,
-            num_max_tokens_per_rank=config.num_max_tokens_per_rank,
-            hidden=config.hidden,
-            num_topk=config.num_topk,
-            use_fp8=dtype == "fp8",
-        ).hint_bytes
-    return Prediction(
-        system=setup.name,
-        hardware=setup.hardware.name,
-        software=setup.software.name,
-        operation=operation,
-        dtype="bf16" if operation == "combine" else dtype,
-        ep_size=config.ep_size,
-        tokens_per_rank=config.num_max_tokens_per_rank,
-        hidden=config.hidden,
-        num_experts=config.num_experts,
-        num_topk=config.num_topk,
-        routing=counted.text,
-        bound=bound,
-        binding=binding,
-        gb_per_s_min=mean["min"],
-        gb_per_s_mean=mean["mean"],
-        gb_per_s_max=mean["max"],
-        time_us=mean["time_us"],
-        terms_us=terms,
-        wire_gb_per_s=mean["wire"],
-        payload_limit_gb_per_s=limit_rate,
-        payload_share=mean["wire"] / limit_rate if mean["wire"] else None,
-        scaleout_gb_per_s=mean["scaleout"] if pod_size is not None else None,
-        rows_per_rank=mean["rows"],
-        peak_over_mean=mean["peak"],
-        epilogue_us=mean["epilogue_us"] / setup.hardware.hbm_rate.value,
-        buffer_bytes=buffer_bytes,
-        confidence=confidence,
-        error_band=band,
-        validity=why,
-        assumptions=assumptions(setup, config, counted, pod_size, two_layer),
-        limits=broken,
-    )
-
-
-def _averages(
-    operation: Operation, row: OperationBytes, runs: list[tuple[RankLoads, Terms]]
-) -> dict[str, float]:
-    """Return figures of all draws, averaged."""
-    rows = []
-    for loads, terms in runs:
-        time = terms.total
-        gb = loads.received * row.logical / time / 1e9 if time else np.zeros(len(loads.received))
-        mean_rows = float(loads.received.mean())
-        sent = loads.remote_received if operation == "combine" else loads.remote_sent
-        rows.append(
-            {
-                "min": float(gb.min()),
-                "mean": float(gb.mean()),
-                "max": float(gb.max()),
-                "time_us": time * 1e6,
-                "wire": float(sent.mean()) * row.wire / time / 1e9 if time else 0.0,
-                "scaleout": float(loads.scaleout_logical.mean()) * row.logical / time / 1e9 if time else 0.0,
-                "rows": mean_rows,
-                "peak": float(loads.received.max()) / mean_rows if mean_rows else 0.0,
-                "tokens": float(loads.num_tokens.mean()),
-                # Bytes that the epilogue reads and writes on the busiest rank, times 1e6 for microseconds.
-                "epilogue_us": 1e6 * _epilogue_bytes(operation, loads, row),
-            }
-        )
-    return {key: float(np.mean([r[key] for r in rows])) for key in rows[0]}
-
-
-def _epilogue_bytes(operation: Operation, loads: RankLoads, row: OperationBytes) -> float:
-    if operation == "combine":
-        return float((loads.sent * row.wire + loads.num_tokens * row.payload).max())
-    return float((loads.received * row.wire + loads.expanded * row.logical).max())

@@ -1,7 +1,7 @@
 """What a prediction runs on: network, profiles and edition of a named system."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from epsim.network import Network, network_of_profile, network_of_topology
 from epsim.presets import ASCEND_950, PROFILE_SYSTEMS, SystemProfiles
@@ -11,7 +11,7 @@ from topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Platform:
     """Network, profiles and edition that a prediction runs on.
 
     Args:
@@ -31,13 +31,13 @@ class Setup:
     settings: Mapping[str, str | float]
 
 
-def make_setup(
+def make_platform(
     system: str | Topology = "ubl128",
     *,
     hardware: str | Hardware | None = None,
     software: str | Software | None = None,
     settings: Mapping[str, str | float] | None = None,
-) -> Setup:
+) -> Platform:
     """Find network, profiles and edition of a system.
 
     Args:
@@ -65,7 +65,7 @@ def make_setup(
         from epsim.systems import load_system
 
         name, network = system, network_of_topology(load_system(system).topology)
-    return Setup(
+    return Platform(
         name=name,
         network=network,
         hardware=hard,
@@ -73,10 +73,3 @@ def make_setup(
         edition=defaults.edition,
         settings=settings or {},
     )
-
-
-def with_profiles(
-    setup: Setup, *, hardware: Hardware | None = None, software: Software | None = None
-) -> Setup:
-    """Return the setup with other profiles on the same network, as calibration needs."""
-    return replace(setup, hardware=hardware or setup.hardware, software=software or setup.software)
