@@ -178,7 +178,7 @@ def balance_experts(
 
     Args:
       loads: [E] tokens of each logical expert.
-      ep_size: R.
+      ep_size: R, divides P.
       num_physical_experts: P. Physical expert p is slot p % S of rank p // S; the slots of a rank
         are in ascending order of logical expert.
       num_groups: of the gate; group g holds the g-th equal part of the experts.
@@ -187,14 +187,12 @@ def balance_experts(
       avoid_waste: no expert gets more copies than the ranks it may be on.
 
     Returns:
-      ExpertMap. Without redundancy the identity is kept unless another placement has a lower peak.
+      the identity if nothing is redundant and no placement has a lower peak. Source: cases.md G43, G44.
 
     Raises:
       ConfigError: a number is out of range or does not divide another.
-      Source: cases.md G43, G44.
     """
-    weights = load_array(loads)
-    size = whole_number("ep_size", ep_size, 1)
+    weights, size = load_array(loads), whole_number("ep_size", ep_size, 1)
     slots = whole_number("num_physical_experts", num_physical_experts, len(weights))
     if slots % size:
         raise ConfigError("num_physical_experts", slots, f"ep_size {size} must divide it")
@@ -205,6 +203,10 @@ def balance_experts(
         ranks += _ranks_of_server(weights, experts, size // servers, slots // servers, limit)
     if slots == len(weights):
         ranks = _lighter(weights, np.arange(slots).reshape(size, -1).tolist(), ranks)
+    return _expert_map(ranks)
+
+
+def _expert_map(ranks: list[list[int]]) -> ExpertMap:
     return ExpertMap(
         expert_ranks=tuple(rank for rank, items in enumerate(ranks) for _ in items),
         logical_ids=tuple(item for items in ranks for item in items),
