@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from reference.comparison import Comparison
 from reference.config import whole_number
 from reference.errors import ConfigError
-from reference.fieldset import fields_by_rank
+from reference.fieldset import Fields, fields_by_rank
 from reference.mismatch import FieldCount, Mismatch, MismatchError, MismatchReport
 from reference.rowkeys import PADDING_ROW, UNDEFINED_ROW, RowKeys, RowOrder, RowStream
 
@@ -58,11 +58,7 @@ def compare(
     """
     whole_number("max_located", max_located, 1)
     ours, theirs = fields_by_rank("expected", expected), fields_by_rank("actual", actual)
-    names = {name for fields in (*ours.values(), *theirs.values()) for name in fields}
-    for option, given in (("skip_fields", skip_fields), ("streams", [f for s in streams for f in s.fields])):
-        unknown = sorted(set(given) - names)
-        if unknown:
-            raise ConfigError(option, unknown[0], "no rank has such a field")
+    _check_names([*ours.values(), *theirs.values()], streams, skip_fields)
     for fields in (*ours.values(), *theirs.values()):
         for name in skip_fields:
             fields.pop(name, None)
@@ -73,6 +69,15 @@ def compare(
             if name in ours[rank] and name in theirs[rank]:
                 run.check_field(name, rank, ours[rank][name], theirs[rank][name])
     return run.report(tuple(sorted(skip_fields)))
+
+
+def _check_names(ranks: Sequence[Fields], streams: Sequence[RowStream], skip_fields: Collection[str]) -> None:
+    """Refuse options that name no field: a misspelt one would silently change what is compared."""
+    names = {name for fields in ranks for name in fields}
+    for option, given in (("skip_fields", skip_fields), ("streams", [f for s in streams for f in s.fields])):
+        unknown = sorted(set(given) - names)
+        if unknown:
+            raise ConfigError(option, unknown[0], "no rank has such a field")
 
 
 def assert_equal(

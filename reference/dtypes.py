@@ -183,7 +183,7 @@ def widen(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """
     if not is_float(values.dtype) or values.dtype.itemsize > 4:
         raise ConfigError("dtype", str(values.dtype), "must be a float format of at most 32 bits")
-    # A NaN that signals is quieted: legal, and no reason for a warning.
+    # A NaN that signals is no reason for a warning.
     with np.errstate(invalid="ignore"):
         return np.asarray(values.astype(np.float32, copy=False))
 

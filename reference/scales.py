@@ -90,7 +90,8 @@ def exponent_values(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
     Source: OCP MX v1.0 section 5.4.
     """
-    values = np.ldexp(np.float32(1), codes.astype(np.int32) - E8M0_BIAS)
+    # 2^128 would overflow where NaN is meant.
+    values = np.ldexp(np.float32(1), np.minimum(codes, E8M0_NAN - 1).astype(np.int32) - E8M0_BIAS)
     return np.where(codes == E8M0_NAN, np.float32(np.nan), values)
 
 
