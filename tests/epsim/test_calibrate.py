@@ -118,8 +118,8 @@ A3 = {"system": "sgl-kernel-npu", "generation": "Atlas A3", "metric": "bottlenec
 ELSEWHERE = {
     "a row per expert": {**A3, "dtype": "int8"},
     "a row per expert, back": {**A3, "op": "combine", "dtype": "bf16"},
-    "links of a mesh": {"system": "mesh8", "generation": "mine"},
-    "links of a mesh, back": {"system": "mesh8", "generation": "mine", "op": "combine", "dtype": "bf16"},
+    "links of a mesh": {"system": "mesh8", "generation": "mine", "ep_size": "4"},
+    "a whole mesh, back": {"system": "mesh8", "generation": "mine", "op": "combine", "dtype": "bf16"},
     "bytes of another library": {"system": "DeepEP V2", "generation": "NVIDIA SM100"},
     "cached": {"op": "cached-dispatch"},
     "bf16": {"dtype": "bf16"},
