@@ -215,6 +215,44 @@ def cast(values: npt.NDArray[Any], fmt: FloatFormat, *, saturate: bool = False) 
         return np.ascontiguousarray(wide).astype(fmt.dtype).reshape(values.shape)
 
 
+def cast_in_range(values: npt.NDArray[np.float32], fmt: FloatFormat) -> npt.NDArray[Any]:
+    """Round as `cast` does, three times as fast, values that the format's finite range holds.
+
+    Args:
+      values: float32, C order, any shape; it is overwritten. No NaN, no Inf, nothing that rounds beyond
+        max_finite: such a value gets a wrong code.
+      fmt: E4M3FN, E5M2 or E2M1.
+
+    Returns:
+      array of fmt.dtype, same shape.
+
+    Raises:
+      ConfigError: another format, or an array that is not float32 in C order.
+    """
+    if fmt not in (E4M3FN, E5M2, E2M1):
+        raise ConfigError("fmt", fmt.name, "must be e4m3fn, e5m2 or e2m1")
+    if values.dtype != np.float32 or not values.flags.c_contiguous:
+        raise ConfigError("values", str(values.dtype), "must be float32 in C order")
+    dropped = np.uint32(23 - fmt.mantissa_bits)
+    lowest = np.float32(fmt.min_subnormal * 2.0**fmt.mantissa_bits).view(np.uint32)
+    bits = values.view(np.uint32)
+    codes = (bits >> np.uint32(32 - fmt.num_bits)).astype(np.uint8)
+    codes &= np.uint8(1 << (fmt.num_bits - 1))  # the sign
+    bits &= np.uint32(0x7FFFFFFF)
+    # Adding the power of two whose ulp is the step of the format there makes the adder do the one rounding,
+    # ties to even; denormals share the step of the lowest octave.
+    anchor = bits & np.uint32(0x7F800000)
+    np.maximum(anchor, lowest, out=anchor)
+    anchor += dropped << np.uint32(23)
+    values += anchor.view(np.float32)
+    bits -= anchor  # steps above the anchor: the mantissa with its leading one
+    anchor >>= dropped
+    bits += anchor
+    base = (int(lowest) >> int(dropped)) + (int(dropped) << fmt.mantissa_bits)
+    codes |= bits.astype(np.uint8) - np.uint8(base % 256)
+    return codes.view(fmt.dtype)
+
+
 def to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return values rounded to bf16; `cast(values, BF16)` by its usual name."""
     return cast(values, BF16)

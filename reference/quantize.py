@@ -14,7 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from reference.config import whole_number
-from reference.dtypes import BF16, E2M1, E4M3FN, E8M0, cast, pack_e2m1, to_bits, unpack_e2m1, widen
+from reference.dtypes import (
+    BF16,
+    E2M1,
+    E4M3FN,
+    E5M2,
+    E8M0,
+    cast,
+    cast_in_range,
+    pack_e2m1,
+    to_bits,
+    unpack_e2m1,
+    widen,
+)
 from reference.errors import ConfigError
 from reference.recipes import INT8_MAX, Arithmetic, Recipe, ScaleName, recipe_of
 from reference.scales import (
@@ -257,11 +269,12 @@ def _encode(wide: Float32, amax: Float32, recipe: Recipe) -> tuple[npt.NDArray[A
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         multipliers, scales = _multipliers(amax, recipe)
         np.multiply(wide, multipliers[:, :, np.newaxis], out=wide)
-    if not np.isfinite(amax).all():
-        # The sign of a NaN that arithmetic makes depends on the machine.
-        wide[np.isnan(wide)] = np.float32(np.nan) if _has_nan(recipe) else np.float32(0)
     if recipe.may_saturate:
         np.clip(wide, -np.float32(recipe.format_max), np.float32(recipe.format_max), out=wide)
+    if np.isfinite(amax).all() and recipe.format in (E4M3FN, E5M2, E2M1):
+        return cast_in_range(wide, recipe.format), scales
+    # The sign of a NaN that arithmetic makes depends on the machine.
+    wide[np.isnan(wide)] = np.float32(np.nan) if _has_nan(recipe) else np.float32(0)
     return _rounded(wide, recipe), scales
 
 

@@ -64,6 +64,27 @@ def test_nan_of_any_payload_becomes_the_quiet_nan_of_its_sign(name, saturate):
     assert got.tolist() == [quiet[0]] * 3 + [quiet[1]] * 2
 
 
+@pytest.mark.parametrize("name", ["e4m3fn", "e5m2", "e2m1"])
+def test_fast_cast_rounds_as_the_bit_model_within_the_range(name):
+    fmt, bits = FORMATS[name], bit_formats.FORMATS[name]
+    probes = bit_formats.probes(bits)
+    # Strictly below the overflow threshold all round to a finite value.
+    probes = probes[np.abs(probes.astype(np.float64)) < bit_formats.boundaries(bits)[-1]]
+    expected = bit_formats.encode(bits, probes)
+    got = dtypes.to_bits(dtypes.cast_in_range(probes.copy(), fmt))
+    wrong = np.flatnonzero(got != expected)
+    assert not wrong.size, (probes[wrong[:3]], got[wrong[:3]], expected[wrong[:3]])
+
+
+def test_fast_cast_refuses_what_it_cannot_do():
+    values = np.ones((2, 2), np.float32)
+    for given_values, fmt in ((values, BF16), (values, FORMATS["e4m3fnuz"]), (values.T[:1], E5M2)):
+        with pytest.raises(ConfigError, match="must be"):
+            dtypes.cast_in_range(given_values, fmt)
+    with pytest.raises(ConfigError, match="must be float32"):
+        dtypes.cast_in_range(values.astype(np.float64), E5M2)
+
+
 def test_table_of_odd_values():
     """The corners that the module's table promises, as hand-written codes."""
     odd = np.array([464, 465, np.inf, -np.inf, -0.0, 2.0**-10, 61440, -61441], np.float32)
