@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference.dtypes import E2M1, is_float, to_bits, ulp_distance, widen
+from reference.dtypes import E2M1, is_float, is_nan, to_bits, ulp_distance, widen
 from reference.mismatch import Kind, Value
 
 BLOCK_BYTES = 4 << 20
@@ -137,10 +137,11 @@ def _kinds(
     if mine.dtype.itemsize < 4:
         # Comparisons of ml_dtypes are slow, and e8m0 has no zero to compare with.
         mine, theirs = widen(mine), widen(theirs)
-    both_nan = np.isnan(mine) & np.isnan(theirs)
-    kinds[~(np.isfinite(mine) & np.isfinite(theirs))] = ELEMENT_KINDS.index("nonfinite")
-    kinds[both_nan] = -1 if any_nan else ELEMENT_KINDS.index("nan_bits")
-    kinds[(mine == 0) & (theirs == 0)] = ELEMENT_KINDS.index("zero_sign") if strict_zero else -1
+    with np.errstate(invalid="ignore"):
+        finite, zero = np.isfinite(mine) & np.isfinite(theirs), (mine == 0) & (theirs == 0)
+    kinds[~finite] = ELEMENT_KINDS.index("nonfinite")
+    kinds[is_nan(mine) & is_nan(theirs)] = -1 if any_nan else ELEMENT_KINDS.index("nan_bits")
+    kinds[zero] = ELEMENT_KINDS.index("zero_sign") if strict_zero else -1
     return kinds
 
 
@@ -154,7 +155,7 @@ def element_values(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[Va
     if not is_float(mine.dtype):
         return _plain(mine), _plain(theirs), None
     distance = int(ulp_distance(mine, theirs))
-    if np.isnan(mine) and np.isnan(theirs):
+    if is_nan(mine) and is_nan(theirs):
         # Only their bits can tell two NaN apart.
         return f"nan {int(to_bits(mine)):#x}", f"nan {int(to_bits(theirs)):#x}", distance
     return float(mine), float(theirs), distance

@@ -188,6 +188,12 @@ def widen(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         return np.asarray(values.astype(np.float32, copy=False))
 
 
+def is_nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return where float values are NaN; unlike np.isnan, without a warning for one that signals."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.isnan(values))
+
+
 def cast(values: npt.NDArray[Any], fmt: FloatFormat, *, saturate: bool = False) -> npt.NDArray[Any]:
     """Round values to a format: once, to nearest, ties to even; the table on top says the rest.
 
@@ -203,15 +209,15 @@ def cast(values: npt.NDArray[Any], fmt: FloatFormat, *, saturate: bool = False) 
       ConfigError: wrong dtype, or NaN for a format that has none.
     """
     wide = widen(values)
-    if not fmt.has_nan and np.isnan(wide).any():
-        where = tuple(int(i) for i in np.argwhere(np.isnan(wide))[0])
+    if not fmt.has_nan and is_nan(wide).any():
+        where = tuple(int(i) for i in np.argwhere(is_nan(wide))[0])
         raise ConfigError(f"values{list(where)}", float("nan"), f"{fmt.name} has no NaN")
-    if saturate:
-        most = np.float32(fmt.max_finite)
-        # clip passes NaN and -0.0 through.
-        clipped = np.clip(wide, -most if fmt.has_sign else np.float32(fmt.min_subnormal), most)
-        wide = clipped if fmt.has_sign else np.where(wide >= 0, clipped, wide)
     with np.errstate(invalid="ignore", over="ignore"):
+        if saturate:
+            most = np.float32(fmt.max_finite)
+            # clip passes NaN and -0.0 through.
+            clipped = np.clip(wide, -most if fmt.has_sign else np.float32(fmt.min_subnormal), most)
+            wide = clipped if fmt.has_sign else np.where(wide >= 0, clipped, wide)
         return np.ascontiguousarray(wide).astype(fmt.dtype).reshape(values.shape)
 
 
@@ -344,7 +350,7 @@ def ulp_distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.int
     # The difference of two int64 always fits uint64, and wraps into it.
     steps = upper.astype(np.uint64) - lower.astype(np.uint64)
     distance = np.minimum(steps, np.uint64(np.iinfo(np.int64).max)).astype(np.int64)
-    nan_a, nan_b = np.isnan(a).ravel(), np.isnan(b).ravel()
+    nan_a, nan_b = is_nan(a).ravel(), is_nan(b).ravel()
     distance[nan_a & nan_b] = 0
     distance[nan_a != nan_b] = -1
     return distance.reshape(a.shape)

@@ -22,6 +22,7 @@ from reference.dtypes import (
     E8M0,
     cast,
     cast_in_range,
+    is_nan,
     pack_e2m1,
     to_bits,
     unpack_e2m1,
@@ -264,9 +265,9 @@ def _quantize_groups(
 
 def _encode(wide: Float32, amax: Float32, recipe: Recipe) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Scale and round a block in place; its maxima decide everything else."""
-    amax = np.maximum(amax, np.float32(recipe.floor))
     # NaN and Inf get here only by nonfinite="poison", where they are meant to spread.
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        amax = np.maximum(amax, np.float32(recipe.floor))
         multipliers, scales = _multipliers(amax, recipe)
         np.multiply(wide, multipliers[:, :, np.newaxis], out=wide)
     if recipe.may_saturate:
@@ -274,7 +275,7 @@ def _encode(wide: Float32, amax: Float32, recipe: Recipe) -> tuple[npt.NDArray[A
     if np.isfinite(amax).all() and recipe.format in (E4M3FN, E5M2, E2M1):
         return cast_in_range(wide, recipe.format), scales
     # The sign of a NaN that arithmetic makes depends on the machine.
-    wide[np.isnan(wide)] = np.float32(np.nan) if _has_nan(recipe) else np.float32(0)
+    wide[is_nan(wide)] = np.float32(np.nan) if _has_nan(recipe) else np.float32(0)
     return _rounded(wide, recipe), scales
 
 

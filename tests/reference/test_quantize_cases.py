@@ -129,6 +129,19 @@ def test_g28_poison_spreads_over_the_group_and_stops_there(name, odd):
         assert np.array_equal(done.scales[1, :1], [np.float32(abs(odd))], equal_nan=True)
 
 
+@pytest.mark.parametrize("nonfinite", ["isolate", "saturate", "poison"])
+@pytest.mark.parametrize("name", ["fp8-128", "mxfp8-e5m2"])
+def test_g28_signalling_nan_is_like_any_other(name, nonfinite):
+    recipe = dataclasses.replace(RECIPES[name], nonfinite=nonfinite)
+    for dtype, code in ((BF16, 0x7F81), (None, 0x7F800001)):
+        x = cast(row(1.0, NAN, 2.0), BF16) if dtype else row(1.0, NAN, 2.0)
+        quiet = quantize(x, recipe)
+        to_bits(x)[0, 1] = code
+        signalling = quantize(x, recipe)
+        assert signalling.codes.tobytes() == quiet.codes.tobytes()
+        assert np.array_equal(widen(signalling.scales), widen(quiet.scales), equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ["int8-token", "mxfp4"])
 def test_g28_formats_without_nan_refuse_by_place(name):
     x = np.zeros((700, 700), np.float32)
