@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epsim.closedform import OPERATIONS, TERMS, evaluate, num_descriptors, payload_rate
+from epsim.closedform import OPERATIONS, TERMS, OperationBytes, evaluate, num_descriptors, payload_rate
 from epsim.loads import rank_loads
 from epsim.prediction import BINDING, classify
 from epsim.profile import override
@@ -49,6 +49,41 @@ def situations(draw):
         scaleup_bytes_per_s=draw(RATES), scaleout_bytes_per_s=draw(RATES), is_mesh=draw(st.booleans())
     )
     return loads, draw(st.sampled_from(OPERATIONS)), net, {**draw(POSTING), "fanout_knee": 2}
+
+
+ROUND = {
+    "packet_form": "none", "line_efficiency": 1, "payload_efficiency": 1, "wire_efficiency": 1,
+    "hbm_rate": "1GB/s", "hbm_efficiency": 1, "fanout_knee": 2, "post_time": "0s",
+    "launch_time": "1us", "worker_time": "2us", "barrier_time": "13us", "barrier_time_per_doubling": "4us",
+}  # fmt: skip
+"""A byte a nanosecond on the wire and in memory; a barrier of two ranks takes 13 - 2 x 4 = 5 us."""
+
+
+@pytest.mark.parametrize(
+    ("operation", "fetch", "reduction", "fixed"),
+    [
+        ("dispatch", [4, 2], [0, 0], 13),
+        ("cached-dispatch", [4, 2], [0, 0], 11),
+        ("combine", [3, 3], [1.5, 1.5], 11),
+    ],
+)
+def test_a_case_worked_by_hand(operation, fetch, reduction, fixed):
+    """Two ranks with two experts each; records of 1,000 bytes, payload of 500; all times in us.
+
+    Rank 0 has tokens {0,1}, {2,3}, {0,2}, rank 1 has {0,2}: it sends 4 rows (2 remote) and rank 1 sends 2
+    (1 remote); both receive 3. Rank 0 sends 2 remote rows and receives 1, rank 1 the other way round, so
+    both ports work for 2. Dispatch reads the sent rows, combine the received ones; one row per rank has
+    two experts, whose sum reads 2 and writes 1. Fixed: launch 1, worker 2 (dispatch alone), 2 barriers of 5.
+    """
+    loads = loads_of(group(2, 4, 2, 3), topk_of([[[0, 1], [2, 3], [0, 2]], [[0, 2]]], 4))
+    row = OperationBytes(logical=900, wire=1000, payload=500)
+    hardware, software = override(HARDWARE, SOFTWARE, ROUND)
+    terms = evaluate(operation, loads, row, network(scaleup_bytes_per_s=1e9), hardware, software)
+    for name, expected in (("wire", [2, 2]), ("fetch", fetch), ("reduction", reduction), ("fanout", [0, 0])):
+        np.testing.assert_allclose(1e6 * getattr(terms, name), expected, rtol=8 * EPS, err_msg=name)
+    assert abs(1e6 * terms.fixed - fixed) <= rounding(8, fixed)
+    slowest = max(2 + f + r for f, r in zip(fetch, reduction, strict=True)) + fixed
+    assert abs(1e6 * terms.total - slowest) <= rounding(16, slowest)
 
 
 @given(case=situations())

@@ -16,8 +16,10 @@ import epsim
 from epsim.prediction import Prediction
 from reference.generate import generate_topk
 from reference.sizes import row_bytes
+from reference.topk import TopK
 from tests.epsim.cases import EPS, group, is_sum, relabelled, rounding
-from topology import clos, ubl128
+from topology import clos, mesh, ubl128, with_link_rate
+from topology.source import Source
 
 KINDS = ("dispatch", "cached-dispatch", "combine")
 
@@ -219,6 +221,20 @@ def test_two_layer_dedup_sends_no_more_than_flat(operation):
     assert dedup.terms_us["scaleout"] < flat.terms_us["scaleout"]
     assert dedup.time_us < flat.time_us
     assert dedup.scaleout_gb_per_s is not None
+
+
+def test_combine_sends_the_rows_back():
+    """A link that is slow in one direction delays dispatch along it, and combine against it."""
+    whole = mesh(4)
+    link = np.flatnonzero((whole.link_src == 0) & (whole.link_dst == 1))
+    slow = with_link_rate(whole, link, 1_000_000_000, Source("given", "test"))
+    for source, is_along in ((0, "dispatch"), (1, "combine")):
+        idx = [np.full((8, 1), 1 - source if rank == source else rank) for rank in range(4)]
+        topk = TopK(num_experts=4, topk_idx=tuple(idx))
+        options = {"ep": 4, "num_experts": 4, "num_topk": 1, "tokens": 8, "routing": topk}
+        for operation in ("dispatch", "combine"):
+            wire = [one(operation, system=t, **options).terms_us["wire"] for t in (slow, whole)]
+            assert (wire[0] > 10 * wire[1]) == (operation == is_along)
 
 
 def test_a_supernode_has_no_scaleout_figure():
