@@ -42,9 +42,25 @@ def test_lost_row():
         lost.update(row=keys.row(2), expert=keys.expert_of(2))
         return take_rows(fields, keys, np.delete(np.arange(keys.num_rows), 2))
 
-    found = only(planted(fault)[0])
+    report, *_ = planted(fault)
+    found, count = only(report), report.counts[0]
     assert (found.kind, found.field, found.rank) == ("lost_row", "received", RANK)
     assert (found.row, found.expert) == (lost["row"], lost["expert"])
+    assert (count.num_wrong_rows, count.by_src_rank, count.by_expert) == (
+        1, {found.row[0]: 1}, {found.expert: 1}
+    )  # fmt: skip
+
+
+def test_counts_name_the_right_source_when_rows_before_it_are_lost():
+    def fault(fields, keys):
+        rows = np.flatnonzero((keys.src_rank != 0) | (keys.expert != 0))
+        fields["recv_x"][rows[-4], 0] += np.float32(1)
+        return take_rows(fields, keys, rows)
+
+    report, _, keys = planted(fault)
+    count = next(count for count in report.counts if count.field == "recv_x")
+    row = keys.num_rows - 4
+    assert (count.by_src_rank, count.by_expert) == ({keys.row(row)[0]: 1}, {keys.expert_of(row): 1})
 
 
 def test_doubled_row():

@@ -126,6 +126,8 @@ def test_report_is_plain_json_even_with_nan():
     assert table["is_empty"] is False
     assert [(m["expected"], m["actual"]) for m in table["mismatches"]] == [("nan", 1.0), (1.0, "inf")]
     assert table["counts"][0]["by_kind"] == {"nonfinite": 2}
+    # What is unknown is left out; a zero is known.
+    assert set(table["mismatches"][0]) == {"kind", "field", "rank", "index", "expected", "actual", "ulp"}
 
 
 def test_report_has_no_truth_value():
@@ -141,6 +143,25 @@ def test_assert_equal_raises_with_the_report_and_hides_itself():
     assert isinstance(caught.value, AssertionError)
     frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
     assert "__tracebackhide__" in frames[-1].f_locals
+
+
+def test_nan_of_a_row_is_shown_before_its_wrong_numbers():
+    a, b = np.zeros((2, 6)), np.zeros((2, 6))
+    b[1, [1, 5]], b[1, 4] = 7.0, np.nan
+    [found] = compare(a, b).mismatches
+    assert (found.kind, found.index) == ("nonfinite", (1, 4))
+    assert found.note == "3 of 6 columns of this row differ, spread over 5"
+
+
+def test_each_row_of_several_exchanges_is_named_once():
+    found = compare(np.array([1, 2, 1, 2]), np.array([2, 1, 2, 1])).mismatches
+    assert {m.kind for m in found} == {"swapped_rows"}
+    assert sorted([*(m.index for m in found), *(m.other_index for m in found)]) == [(0,), (1,), (2,), (3,)]
+
+
+def test_one_wrong_integer_is_no_offset_pattern():
+    [found] = compare(np.arange(4), np.array([0, 1, 2, 4])).mismatches
+    assert (found.index, found.note) == ((3,), "")
 
 
 def test_skipped_fields_are_listed():

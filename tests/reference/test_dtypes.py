@@ -214,6 +214,9 @@ def test_packed_e2m1_comes_back(codes):
 def test_e2m1_packs_the_first_element_low():
     values = dtypes.cast(np.array([[0.5, -6.0, 1.0]], np.float32), E2M1)
     assert dtypes.pack_e2m1(values).tolist() == [[0xF1, 0x02]]
+    # The high half of a byte that holds one value means nothing, so it must not reach its neighbour.
+    dirty = (dtypes.to_bits(values) | np.uint8(0xC0)).view(E2M1.dtype)
+    assert dtypes.pack_e2m1(dirty).tolist() == [[0xF1, 0x02]]
 
 
 def test_damaged_codes_are_refused():
