@@ -34,6 +34,9 @@ FAULTS = [
     ("epsim.cli", "import builtins\nbuiltins.exec(text)", "exec must not be used"),
     ("epsim.report", "import matplotlib.pyplot as plt", "matplotlib must be imported inside"),
     ("epsim.report", "try:\n    import torch\nexcept ImportError:\n    torch = None", "torch must be"),
+    ("epsim.deep_ep.ep", "import torch_npu", "torch_npu must be imported inside"),
+    ("epsim.deep_ep.utils.gate", "import os\nx = os.environ['A']", "os.environ belongs to"),
+    ("epsim.deep_ep_x", "import torch", "torch must be imported inside"),
     ("epsim.sweep", "class A:\n    from ray import get", "ray must be imported inside"),
 ]  # fmt: skip
 
@@ -62,6 +65,9 @@ ALLOWED = [
     ("epsim.simcore", "from simpy.events import Event"),
     ("epsim.cli.predict", "import os, sys, argparse\nprint(os.environ, os.getenv('A'), sys.argv)"),
     ("epsim.report", "print(1)"),
+    ("epsim.deep_ep", "import torch"),
+    ("epsim.deep_ep.utils.launcher", "import os\nprint(os.environ)"),
+    ("epsim.deep_ep.comm.handle", "import torch.distributed as dist\nfrom torch import nn"),
     ("epsim.report", "def f():\n    import matplotlib.pyplot as plt"),
     ("epsim.sweep", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
     ("reference.files", "import numpy as np\nnp.load(p, allow_pickle=False)"),

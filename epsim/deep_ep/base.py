@@ -1,0 +1,94 @@
+"""What all buffers share: a group, a channel to it, and an end."""
+
+import sys
+import warnings
+from typing import Any
+
+import torch.distributed as dist
+
+from epsim.deep_ep.comm.handle import HCCLCommHandle, get_hccl_comm_handle
+from epsim.deep_ep.errors import RefusedError
+from epsim.deep_ep.exchange import Exchange
+from reference.workspace import WORKSPACE_BYTES
+
+
+class BufferBase:
+    """A buffer of one rank.
+
+    Args:
+      group: process group, None = the default one. Construction is collective, in the same order everywhere.
+      timeout_secs: longest wait for a peer; > 0.
+      explicitly_destroy: the caller promises to call `destroy`; else the buffer ends with the object.
+      num_bytes: what `print_memory_usage` reports beside the workspace.
+
+    Attributes:
+      group, rank_idx, num_ranks, explicitly_destroy, num_bytes: as above.
+      hccl_comm_handle: of the group.
+      exchange: the channel to the other ranks.
+      is_destroyed: no call is legal any more.
+
+    Raises:
+      RefusedError: a time limit of 0 or less.
+      PeerLostError: a member of the group did not come.
+    """
+
+    exchange: Exchange
+
+    def __init__(
+        self,
+        group: Any,  # noqa: ANN401 - torch's type
+        *,
+        timeout_secs: float,
+        explicitly_destroy: bool = False,
+        num_bytes: int = 0,
+    ) -> None:
+        """Connect to the other ranks."""
+        self.is_destroyed = True  # nothing to warn about when the construction fails
+        if timeout_secs <= 0:
+            raise RefusedError("timeout_secs", timeout_secs, "must be above 0")
+        self.group = dist.group.WORLD if group is None else group
+        self.rank_idx, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.explicitly_destroy, self.num_bytes = explicitly_destroy, num_bytes
+        self.hccl_comm_handle: HCCLCommHandle = get_hccl_comm_handle(self.group)
+        self.exchange = Exchange(self.group, timeout_secs=timeout_secs)
+        self.is_destroyed = False
+
+    @property
+    def main_context(self) -> HCCLCommHandle:
+        """The communicator's context; on the CPU its handle."""
+        return self.hccl_comm_handle
+
+    def check_alive(self, operation: str) -> None:
+        """Refuse a call on a destroyed buffer.
+
+        Raises:
+          RefusedError: it is destroyed.
+        """
+        if self.is_destroyed:
+            raise RefusedError("buffer", "destroyed", f"{operation} needs a buffer that still exists")
+
+    def destroy(self) -> None:
+        """End the buffer, together with all other ranks.
+
+        Raises:
+          RefusedError: destroyed already.
+          RankMismatchError: another rank makes another call.
+          PeerLostError: a rank is gone or late.
+        """
+        self.check_alive("destroy")
+        self.exchange.barrier("destroy")
+        self.is_destroyed = True
+        del self.exchange
+
+    def print_memory_usage(self) -> None:
+        """Write one line: the bytes that this buffer would take on the device."""
+        sys.stdout.write(
+            f"rank {self.rank_idx}: {type(self).__name__} takes {WORKSPACE_BYTES} B of workspace "
+            f"and {self.num_bytes} B of buffer\n"
+        )
+
+    def __del__(self) -> None:
+        """Warn if the caller promised to destroy the buffer and did not; no rank is waited for here."""
+        if not self.is_destroyed and self.explicitly_destroy:
+            text = f"{type(self).__name__} has explicitly_destroy, but destroy() was not called"
+            warnings.warn(text, ResourceWarning, stacklevel=2)

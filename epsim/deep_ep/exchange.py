@@ -1,0 +1,203 @@
+"""All that a buffer needs of its group: agreement on each call, and moving bytes, all within a time limit.
+
+Every collective call starts with `agree`: the ranks show each other what they are about to do, in JSON text
+of a fixed size. So a wrong call ends in the same sentence on every rank, and never in a wait.
+R ranks, W bytes of a row.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from epsim.deep_ep.arrays import tensor_of
+from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError
+
+Bytes = npt.NDArray[np.uint8]
+Header = dict[str, Any]
+HEADER_BYTES = 4096
+_REASON_CHARS = 1000
+_ABSENT = "absent"
+_next_idx: dict[str, int] = {}
+"""Per group, channels made so far: they give each a name, as the library's registration tags do."""
+
+
+class Exchange:
+    """One buffer's private channel to its group; what users do with the group cannot get between.
+
+    Args:
+      group: any process group of torch.distributed, None = the default one. Its store finds the peers.
+      timeout_secs: longest wait for a peer, at each step; > 0.
+
+    Attributes:
+      rank, num_ranks: place in the group, and its size.
+      num_calls: collective calls begun on this rank.
+
+    Raises:
+      PeerLostError: a member of the group did not come; all must create their buffers in the same order.
+    """
+
+    def __init__(self, group: Any, *, timeout_secs: float) -> None:  # noqa: ANN401 - torch's type
+        """Connect to all members."""
+        group = dist.group.WORLD if group is None else group
+        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = timedelta(seconds=timeout_secs)
+        self.num_calls = 0
+        self._doing = "creating a buffer"
+        name = group.group_name
+        idx = _next_idx[name] = _next_idx.get(name, -1) + 1
+        store = dist.PrefixStore(f"deep_ep/{name}/{idx}", group.get_group_store())
+        try:
+            # Not new_group: its names come back after a destroy, and then find the old addresses.
+            self._channel = dist.ProcessGroupGloo(store, self.rank, self.num_ranks, self.timeout)
+            self._channel.barrier().wait(self.timeout)
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def agree(
+        self,
+        operation: str,
+        *,
+        same: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+        error: Exception | None = None,
+    ) -> list[Header]:
+        """Meet all ranks at a call, and go on only if all of them make it alike.
+
+        Args:
+          operation: name of the call.
+          same: arguments that must be equal everywhere; what JSON has (numbers, text, None, lists).
+          own: values of this rank that the others need to know, such as its number of tokens.
+          error: why this rank refuses its part; it is raised here, and the others name it.
+
+        Returns:
+          per rank its `own`.
+
+        Raises:
+          Exception: `error`, if one was given.
+          RankMismatchError: the calls or a `same` argument differ; names both values and both ranks.
+          PeerRefusedError: another rank gave an error.
+          PeerLostError: a rank is gone or late.
+        """
+        self.num_calls += 1
+        self._doing = f"{operation} (call {self.num_calls})"
+        reason = None if error is None else str(error)[:_REASON_CHARS]
+        mine = {"operation": operation, "same": dict(same or {}), "own": dict(own or {}), "error": reason}
+        text = json.dumps(mine).encode()
+        if len(text) > HEADER_BYTES:
+            raise ValueError(f"the header of {operation} takes {len(text)} bytes, of {HEADER_BYTES}")
+        padded = np.frombuffer(text.ljust(HEADER_BYTES), dtype=np.uint8)
+        headers = [json.loads(row.tobytes()) for row in self._all_gather_equal(padded)]
+        if error is not None:
+            raise error
+        self._check(headers)
+        return [header["own"] for header in headers]
+
+    def _check(self, headers: list[Header]) -> None:
+        """Compare everybody with rank 0, so that all ranks find the same first difference."""
+        operations = [header["operation"] for header in headers]
+        self._compare(f"call {self.num_calls}", "operation", operations)
+        for rank, header in enumerate(headers):
+            if header["error"] is not None:
+                raise PeerRefusedError(self._doing, rank, header["error"])
+        names = dict.fromkeys(name for header in headers for name in header["same"])
+        for name in names:
+            self._compare(self._doing, name, [header["same"].get(name, _ABSENT) for header in headers])
+
+    @staticmethod
+    def _compare(call: str, argument: str, values: list[Any]) -> None:
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise RankMismatchError(call, argument, (values[0], value), (0, rank))
+
+    def all_gather(self, array: npt.NDArray[Any], num_rows: Sequence[int]) -> list[npt.NDArray[Any]]:
+        """Return every rank's rows.
+
+        Args:
+          array: [own rows, ...] contiguous, of one dtype and row shape on all ranks.
+          num_rows: [R] rows of each rank; from `agree`.
+
+        Returns:
+          per rank its array, writable.
+
+        Raises:
+          PeerLostError: a rank is gone or late.
+        """
+        row = array.shape[1:]
+        row_bytes = array.itemsize * int(np.prod(row, dtype=np.int64))
+        padded = np.zeros(max(num_rows) * row_bytes, dtype=np.uint8)
+        padded[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts = self._all_gather_equal(padded)
+        return [
+            part[: count * row_bytes].view(array.dtype).reshape(count, *row)
+            for part, count in zip(parts, num_rows, strict=True)
+        ]
+
+    def _all_gather_equal(self, data: Bytes) -> list[Bytes]:
+        if not data.size:
+            return [data] * self.num_ranks
+        out = [np.empty_like(data) for _ in range(self.num_ranks)]
+        self.finish(self._channel.allgather([[torch.from_numpy(part) for part in out]], [tensor_of(data)]))
+        return out
+
+    def all_to_all(self, rows: Bytes, num_sent: Sequence[int], num_received: Sequence[int]) -> Bytes:
+        """Send each rank its rows.
+
+        Args:
+          rows: [sum of num_sent, W] contiguous, by destination rank; W is the same everywhere.
+          num_sent: [R] rows for each rank.
+          num_received: [R] rows from each rank; both sides must know them.
+
+        Returns:
+          [sum of num_received, W], by source rank.
+
+        Raises:
+          PeerLostError: a rank is gone or late.
+        """
+        width = rows.shape[1]
+        out = np.empty((sum(num_received), width), dtype=np.uint8)
+        splits = [[count * width for count in counts] for counts in (num_received, num_sent)]
+        flat = tensor_of(np.ascontiguousarray(rows).reshape(-1))
+        self.finish(self._channel.alltoall_base(torch.from_numpy(out.reshape(-1)), flat, *splits))
+        return out
+
+    def send(self, data: Bytes, rank: int, *, tag: int = 0) -> Any:  # noqa: ANN401 - torch's type
+        """Start sending bytes to one rank; `finish` the returned work, and keep the bytes until then."""
+        return self._channel.send([tensor_of(data)], rank, tag)
+
+    def receive(self, out: Bytes, rank: int, *, tag: int = 0) -> Any:  # noqa: ANN401 - torch's type
+        """Start receiving bytes from one rank into a writable array; `finish` the returned work."""
+        return self._channel.recv([torch.from_numpy(out)], rank, tag)
+
+    def finish(self, work: Any, doing: str | None = None) -> None:  # noqa: ANN401 - torch's type
+        """Wait for started work.
+
+        Args:
+          work: from this channel.
+          doing: what an error says was going on; None = the last call that was agreed on.
+
+        Raises:
+          PeerLostError: a peer is gone, or did not come within the time limit.
+        """
+        self._doing = doing or self._doing
+        try:
+            work.wait(self.timeout)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def barrier(self, operation: str = "barrier") -> None:
+        """Wait until all ranks are here; raises as `agree`."""
+        self.agree(operation)
+
+    def _lost(self, error: Exception) -> PeerLostError:
+        text = str(error)
+        if "imed out" in text or "imeout" in text:
+            cause = f"a peer did not come within {self.timeout.total_seconds():g} s"
+        else:
+            cause = "a peer closed its connection, it has died or given up"
+        return PeerLostError(f"rank {self.rank}, {self._doing}: {cause}")

@@ -1,0 +1,1 @@
+"""`deep_ep.utils`: what programs and tests around the buffers use."""
