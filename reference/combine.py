@@ -16,9 +16,9 @@ from reference.handle import Handle, check_group
 from reference.order import ReductionOrder
 from reference.results import CombineResult
 from reference.rows import gather_rows
-from reference.sums import BF16, BitArray, Terms, ordered_sums
+from reference.sums import BF16, BitArray, Scratch, Terms, ordered_sums
 
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 4 * 2**20
 """Rows gathered at a time: enough to make each bulk copy long, few enough to stay near the caches."""
 Rows = Sequence[npt.NDArray[Any]]
 
@@ -197,6 +197,7 @@ class _Summer:
     def __init__(self, first: Handle, order: ReductionOrder, y: list[BitArray]) -> None:
         self.order, self.y, self.hidden = order, y, y[0].shape[1]
         self.start = first.mode.rules.sum_start
+        self.scratch = Scratch(self.hidden)
         self.expand = first.mode.expand
         self.domain_size = first.mode.scaleup_ranks(first.config)
         row_bytes = 2 * max(self.hidden, 1) * first.config.num_topk
@@ -222,32 +223,30 @@ class _Summer:
         rank = dst[token, k]
         by_rank = np.argsort(rank, kind="stable")  # then by token and column: a group's rows are neighbours
         token, k, rank = token[by_rank], k[by_rank], rank[by_rank]
-        # Room for a partial sum per row, which no grouping exceeds.
-        pool = np.empty((len(token), self.hidden), dtype=np.uint16)
-        gather_rows(pool, self.y, rank, row[token, k])
+        # Behind the rows is room for sums: of ranks at most as many as rows, then as many of domains.
+        self.pool = self.scratch.rows("pool", 3 * len(token), np.uint16)
+        self.num_pooled = len(token)
+        gather_rows(self.pool[: len(token)], self.y, rank, row[token, k])
         items = _Items(token, k, rank, np.arange(len(token)))
         if self.order.in_rank and self.expand:
-            items, pool = self._reduce(items, pool, items.rank, keep_single=True)
+            items = self._reduce(items, items.rank, keep_single=True)
         if self.order.in_domain:
-            items, pool = self._reduce(items, pool, items.rank // self.domain_size, keep_single=False)
+            items = self._reduce(items, items.rank // self.domain_size, keep_single=False)
         final = np.lexsort((items.key, items.token))
         count = np.bincount(items.token, minlength=len(out))
         terms = Terms(positions=items.position[final], first=np.cumsum(count) - count, count=count)
-        ordered_sums(pool, terms, biases, self.start, out)
+        ordered_sums(self.pool, terms, biases, self.start, out, self.scratch)
 
-    def _reduce(
-        self, items: _Items, pool: BitArray, group: npt.NDArray[np.int64], *, keep_single: bool
-    ) -> tuple[_Items, BitArray]:
+    def _reduce(self, items: _Items, group: npt.NDArray[np.int64], *, keep_single: bool) -> _Items:
         """Sum the items of each (token, group) in ascending key; the group's key is its highest.
 
         Args:
           items: what is left to add.
-          pool: the rows they refer to.
           group: group of each item.
           keep_single: a group of one item stays bit for bit what it is; else it passes through a sum.
 
         Returns:
-          One item per group, and the pool with the new sums at its end.
+          One item per group; new sums are at the end of the pool.
         """
         order = np.lexsort((items.key, items.token, group))
         token, key, position = items.token[order], items.key[order], items.position[order]
@@ -257,10 +256,10 @@ class _Summer:
         last = first + count - 1
         new_position = position[last]
         summed = np.flatnonzero(count > 1) if keep_single else np.arange(len(first))
-        sums = np.empty((len(summed), self.hidden), dtype=np.uint16)
-        ordered_sums(
-            pool, Terms(positions=position, first=first[summed], count=count[summed]), (), self.start, sums
-        )
-        new_position[summed] = len(pool) + np.arange(len(summed))
-        reduced = _Items(token[last], key[last], items.rank[order][last], new_position)
-        return reduced, np.concatenate((pool, sums))
+        end = self.num_pooled + len(summed)
+        terms = Terms(positions=position, first=first[summed], count=count[summed])
+        sums = self.pool[self.num_pooled : end]
+        ordered_sums(self.pool, terms, (), self.start, sums, self.scratch)
+        new_position[summed] = np.arange(self.num_pooled, end)
+        self.num_pooled = end
+        return _Items(token[last], key[last], items.rank[order][last], new_position)

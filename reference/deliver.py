@@ -40,6 +40,19 @@ def deliver(handles: tuple[Handle, ...], cargo: Cargo) -> tuple[DispatchResult, 
     return tuple(_Receiver(handle, cargo.zero_padding).receive(cargo, topk) for handle in handles)
 
 
+def deliver_received(handle: Handle, cargo: Cargo, topk: Payload) -> DispatchResult:
+    """Return what one rank sees, from the rows that reached it.
+
+    Args:
+      handle: of the receiving rank.
+      cargo: its arrays hold per source only the rows that this rank receives, by ascending token.
+      topk: the same rows of the ids, [rows, K] int64; read in the deduplicated layout only.
+    """
+    receiver = _Receiver(handle, cargo.zero_padding)
+    receiver.count_received()
+    return receiver.receive(cargo, topk)
+
+
 class _Receiver:
     """One rank's rows: where each comes from, and which are padding."""
 
@@ -53,6 +66,14 @@ class _Receiver:
         empty = np.flatnonzero(np.diff(np.concatenate(([False], gid < 0, [False])).astype(np.int8)))
         self.gaps = list(zip(empty[::2].tolist(), empty[1::2].tolist(), strict=True))
         self.zero_padding = zero_padding
+
+    def count_received(self) -> None:
+        """Turn each row's source token into its number among the rows of that source."""
+        real = self.src >= 0
+        gid = np.sort(self.handle.gids())
+        capacity = self.handle.config.num_max_tokens_per_rank
+        place = np.searchsorted(gid, self.src[real] * capacity + self.token[real])
+        self.token[real] = place - np.searchsorted(gid, self.src[real] * capacity)
 
     def receive(self, cargo: Cargo, topk: Sequence[npt.NDArray[np.int64]]) -> DispatchResult:
         """Fill all outputs."""

@@ -59,15 +59,32 @@ def plan_dispatch(config: EPConfig, topk: TopK, *, mode: DispatchMode | None = N
       ConfigError: the routing was made for another group, or R * M does not fit an int32 source index.
       EditionError: the edition lacks the layout.
     """
+    placer = _placer(config, topk, DispatchMode() if mode is None else mode)
+    return tuple(placer.handle(rank, topk) for rank in range(config.ep_size))
+
+
+def plan_rank(config: EPConfig, topk: TopK, rank: int, *, mode: DispatchMode | None = None) -> Handle:
+    """Return what `plan_dispatch` gives one rank, without placing the rows of the others.
+
+    Raises:
+      ConfigError: as `plan_dispatch`.
+      EditionError: as `plan_dispatch`.
+    """
     mode = DispatchMode() if mode is None else mode
+    if mode.arrival_seed is not None:
+        # A shuffle is drawn rank by rank, so the earlier ranks come first.
+        return plan_dispatch(config, topk, mode=mode)[rank]
+    return _placer(config, topk, mode).handle(rank, topk)
+
+
+def _placer(config: EPConfig, topk: TopK, mode: DispatchMode) -> "_Placer":
     mode.scaleup_ranks(config)
     if config.ep_size * config.num_max_tokens_per_rank >= 2**31:
         rule = "ep_size times it must stay below 2^31, source indices are int32"
         raise ConfigError("num_max_tokens_per_rank", config.num_max_tokens_per_rank, rule)
     rng = None if mode.arrival_seed is None else np.random.default_rng(mode.arrival_seed)
     sides = [send_side(block, config, mode, rng) for block in ledger_blocks(config, topk)]
-    placer = _Placer(config, mode, sides, rng)
-    return tuple(placer.handle(rank, topk) for rank in range(config.ep_size))
+    return _Placer(config, mode, sides, rng)
 
 
 @dataclass(frozen=True, eq=False)

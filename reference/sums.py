@@ -31,12 +31,29 @@ class Terms:
     count: npt.NDArray[np.int64]
 
 
+class Scratch:
+    """Buffers of H columns that are used again: fresh memory for every block costs more than the sums."""
+
+    def __init__(self, hidden: int) -> None:
+        """Start without buffers."""
+        self.hidden = hidden
+        self._kept: dict[str, npt.NDArray[Any]] = {}
+
+    def rows(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return [count, H] with any content; valid until the next call with that name."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < count:
+            kept = self._kept[name] = np.empty((count, self.hidden), dtype=dtype)
+        return kept[:count]
+
+
 def ordered_sums(
     pool: BitArray,
     terms: Terms,
     biases: tuple[BitArray, ...],
     start: SumStart,
     out: BitArray,
+    scratch: Scratch,
 ) -> None:
     """Write out[s] = biases in order, then terms in order, added in fp32 and rounded once to bf16.
 
@@ -47,40 +64,35 @@ def ordered_sums(
       start: "first_row": from the first input, a single input is copied, none gives +0. "zero": from +0, but
         a sum of two rows without bias adds them directly; seen in the sign of a zero only.
       out: [S, H] bf16 bits.
+      scratch: of H columns.
       Source: deepep-ascend.md sections 4.5-4.6; deepep-v2.md section 3.2.
     """
     # Longest sums first: then the sums that still have a j-th term are always a prefix.
     order = np.argsort(-terms.count, kind="stable")
-    first, count = terms.first[order], terms.count[order]
-    total = _start([bias[order] for bias in biases], out.shape, start)
-    rows = np.empty(out.shape, dtype=np.uint16)
+    count = terms.count[order]
+    num_left = [int(np.count_nonzero(count > j)) for j in range(int(count[0]) if len(count) else 0)]
+    inputs = [(bias, order) for bias in biases]
+    first = terms.first[order]
+    inputs += [(pool, terms.positions[first[:num] + j]) for j, num in enumerate(num_left)]
+    total = scratch.rows("total", len(out), np.float32)
+    total[len(inputs[0][1]) if inputs else 0 :] = 0
     # Infinities of opposite sign and sums beyond the range are results here, not accidents.
     with np.errstate(invalid="ignore", over="ignore"):
-        for j in range(int(count[0]) if len(count) else 0):
-            num = int(np.count_nonzero(count > j))
+        for i, (source, picked) in enumerate(inputs):
+            rows = scratch.rows("rows", len(picked), np.uint16)
             # The positions are in range by construction; "clip" is what lets take write without a buffer.
-            np.take(pool, terms.positions[first[:num] + j], axis=0, out=rows[:num], mode="clip")
-            term = rows[:num].view(BF16).astype(np.float32)
-            if j == 0 and not biases:
-                total[:num] = term
-                if start == "zero":
-                    total[:num][count[:num] != 2] += np.float32(0)
-            else:
-                total[:num] += term
-        out[order] = total.astype(BF16).view(np.uint16)
+            np.take(source, picked, axis=0, out=rows, mode="clip")
+            term = total[: len(picked)] if i == 0 else scratch.rows("term", len(picked), np.float32)
+            np.copyto(term, rows.view(BF16), casting="safe")
+            if i:
+                total[: len(picked)] += term
+            elif start == "zero":
+                bare = (count == 2) & (not biases)
+                total[~bare] += np.float32(0)
+        rounded = scratch.rows("rounded", len(out), BF16)
+        np.copyto(rounded, total, casting="same_kind")
+    out[order] = rounded.view(np.uint16)
     if start == "first_row" and not biases:
         # A copy keeps every bit of a NaN, a sum need not.
         single = terms.count == 1
         out[single] = pool[terms.positions[terms.first[single]]]
-
-
-def _start(biases: list[BitArray], shape: tuple[int, ...], start: SumStart) -> npt.NDArray[np.float32]:
-    if not biases:
-        return np.zeros(shape, dtype=np.float32)
-    total: npt.NDArray[Any] = biases[0].view(BF16).astype(np.float32)
-    if start == "zero":
-        total += np.float32(0)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for bias in biases[1:]:
-            total += bias.view(BF16).astype(np.float32)
-    return total
