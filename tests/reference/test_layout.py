@@ -91,6 +91,14 @@ def test_worked_example_of_section_4_12():
     assert found == {0: [0, 2, 3], 1: [4, 5, 7]}
 
 
+def test_metadata_image_is_the_record_behind_its_payload():
+    record = dispatch_record(7168, 6, "fp8", num_scale_packs=112)
+    image = metadata_image(record)
+    assert offsets(image) == {"scales": 0, "topk_idx": 224, "topk_weights": 288, "gid": 312}
+    assert image.num_bytes == 320  # section 3.7: 64 tokens x 320 B
+    assert metadata_image(dispatch_record(7168, 6, "bf16", num_scale_packs=0)).num_bytes == 96
+
+
 RECORDS = st.tuples(
     st.sampled_from(("fp8", "bf16")), st.integers(1, 9), st.integers(1, 32), st.integers(0, 40), st.booleans()
 )
@@ -316,3 +324,4 @@ def test_window_is_workspace_then_ep_region_then_redundant_experts():
     assert window.ep_offset == 2 * 2**20
     assert window.lb_offset == 2 * 2**20 + 473_956_352
     assert window.window_bytes == 6 * 2**20 + 473_956_352
+    assert SymmetricWindow(num_bytes=0).window_bytes == 2 * 2**20
