@@ -57,7 +57,7 @@ def combine(
     _check_bias(handles, bias, y[0].shape[1])
     homes = _homes(handles)
     bits = [array.view(np.uint16) for array in y]
-    sums = _Summer(handles[0], order, bits)
+    sums = Summer(handles[0], order, bits, is_summed=not handles[0].mode.expand)
     results = []
     for handle, home in zip(handles, homes, strict=True):
         x = sums.combine(home, [rows[handle.rank].view(np.uint16) for rows in bias])
@@ -115,14 +115,14 @@ def _check_bias(handles: tuple[Handle, ...], bias: tuple[Rows, ...], hidden: int
 
 
 @dataclass(frozen=True, eq=False)
-class _Home:
+class Home:
     """One home rank's choices: where each one's row lies."""
 
     dst: npt.NDArray[np.int64]  # [T, K] rank, -1 = none
     row: npt.NDArray[np.int32]  # [T, K] row there, -1 = none or, deduplicated, not the master
 
 
-def _homes(handles: tuple[Handle, ...]) -> list[_Home]:
+def _homes(handles: tuple[Handle, ...]) -> list[Home]:
     """Turn what the receivers know around, so that each sender finds its rows."""
     config, expand = handles[0].config, handles[0].mode.expand
     capacity = config.num_max_tokens_per_rank
@@ -141,12 +141,12 @@ def _homes(handles: tuple[Handle, ...]) -> list[_Home]:
             else:
                 grid[token[part], handle.masters()[part]] = np.arange(len(src), dtype=np.int32)[part]
     owner = np.append(config.expert_ranks(), -1)
-    homes = [_Home(owner[handle.topk_idx], row) for handle, row in zip(handles, rows, strict=True)]
+    homes = [Home(owner[handle.topk_idx], row) for handle, row in zip(handles, rows, strict=True)]
     _check_complete(homes, num_pairs, expand)
     return homes
 
 
-def _check_complete(homes: list[_Home], num_pairs: int, expand: bool) -> None:
+def _check_complete(homes: list[Home], num_pairs: int, expand: bool) -> None:
     """Refuse handles whose rows are not exactly those of their routing: they come from several dispatches."""
     rule = "the handles must come from one dispatch; rows and routing disagree"
     placed = 0
@@ -160,7 +160,7 @@ def _check_complete(homes: list[_Home], num_pairs: int, expand: bool) -> None:
         raise ConfigError("handles", f"{num_pairs} rows", rule)
 
 
-def _gather_weights(handle: Handle, home: _Home, weights: Rows) -> npt.NDArray[np.float32]:
+def _gather_weights(handle: Handle, home: Home, weights: Rows) -> npt.NDArray[np.float32]:
     """Return [T, K]: of each choice the weight at its row, 0 where masked."""
     out = np.zeros(home.dst.shape, dtype=np.float32)
     row = home.row if handle.mode.expand else _rows_of_masters(home)
@@ -171,7 +171,7 @@ def _gather_weights(handle: Handle, home: _Home, weights: Rows) -> npt.NDArray[n
     return out
 
 
-def _rows_of_masters(home: _Home) -> npt.NDArray[np.int32]:
+def _rows_of_masters(home: Home) -> npt.NDArray[np.int32]:
     """Return [T, K]: each choice's row, which is its rank's master's."""
     row = home.row.copy()
     for master in range(row.shape[1]):
@@ -191,19 +191,27 @@ class _Items:
     position: npt.NDArray[np.int64]
 
 
-class _Summer:
+class Summer:
     """Sums the tokens of one home rank after the other, a block of tokens at a time."""
 
-    def __init__(self, first: Handle, order: ReductionOrder, y: list[BitArray]) -> None:
+    def __init__(self, first: Handle, order: ReductionOrder, y: list[BitArray], *, is_summed: bool) -> None:
+        """Take the rows of all ranks.
+
+        Args:
+          first: any handle of the group.
+          order: where the sum is rounded.
+          y: per rank [rows, H] bf16 bits.
+          is_summed: there is one row per (token, rank), at its master; else one per choice.
+        """
         self.order, self.y, self.hidden = order, y, y[0].shape[1]
         self.start = first.mode.rules.sum_start
         self.scratch = Scratch(self.hidden)
-        self.expand = first.mode.expand
+        self.is_summed = is_summed
         self.domain_size = first.mode.scaleup_ranks(first.config)
         row_bytes = 2 * max(self.hidden, 1) * first.config.num_topk
         self.block = max(1, BLOCK_BYTES // row_bytes)
 
-    def combine(self, home: _Home, biases: list[BitArray]) -> npt.NDArray[Any]:
+    def combine(self, home: Home, biases: list[BitArray]) -> npt.NDArray[Any]:
         """Return combined_x [T, H] bf16 of one home rank."""
         num_tokens = home.dst.shape[0]
         out = np.empty((num_tokens, self.hidden), dtype=np.uint16)
@@ -228,7 +236,7 @@ class _Summer:
         self.num_pooled = len(token)
         gather_rows(self.pool[: len(token)], self.y, rank, row[token, k])
         items = _Items(token, k, rank, np.arange(len(token)))
-        if self.order.in_rank and self.expand:
+        if self.order.in_rank and not self.is_summed:
             items = self._reduce(items, items.rank, keep_single=True)
         if self.order.in_domain:
             items = self._reduce(items, items.rank // self.domain_size, keep_single=False)
