@@ -54,7 +54,8 @@ def tokens_to_send(config: EPConfig, topk_idx: npt.NDArray[np.int64]) -> Shipmen
 def received_counts(handle: Handle) -> npt.NDArray[np.int64]:
     """Return [R] int64: rows that a dispatch brings to this rank from each source."""
     ends = handle.psum_num_recv_tokens_per_rank.astype(np.int64)
-    return ends - np.append(0, ends[:-1])
+    counts: npt.NDArray[np.int64] = ends - np.append(0, ends[:-1])
+    return counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
