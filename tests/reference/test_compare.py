@@ -205,6 +205,14 @@ def test_garbage_keys_of_any_size_are_rows_nobody_expects():
     ]  # fmt: skip
 
 
+def test_keys_that_would_share_a_64_bit_code_stay_apart():
+    # With 2^32 + 1 ranks and tokens, rank * (2^32 + 1) + token is 2^32 for both, modulo 2^64.
+    far = 2**32
+    stream = RowStream(fields=("w",), expected=[keys((0, 0), (0, far))], actual=[keys((0, 0), (far, 0))])
+    report = compare({"w": np.zeros(2)}, {"w": np.zeros(2)}, streams=[stream])
+    assert [m.kind for m in report.mismatches] == ["lost_row", "unexpected_row"]
+
+
 def test_empty_streams_are_equal():
     none = RowKeys(src_rank=[], src_token=[], expert=[])
     stream = RowStream(fields=("x",), expected=[none], actual=[none])
