@@ -124,40 +124,43 @@ class Home:
 
 def _homes(handles: tuple[Handle, ...]) -> list[Home]:
     """Turn what the receivers know around, so that each sender finds its rows."""
-    config, expand = handles[0].config, handles[0].mode.expand
-    capacity = config.num_max_tokens_per_rank
+    owner = np.append(handles[0].config.expert_ranks(), -1)  # index -1, a masked choice, is on rank -1
     rows = [np.full(h.topk_idx.shape, -1, dtype=np.int32) for h in handles]
-    num_pairs = 0
+    ranks = [np.full(h.topk_idx.shape, -1, dtype=np.int64) for h in handles]
     for handle in handles:
-        src, token = np.divmod(handle.gids(), capacity)
-        num_pairs += len(src)
-        ends = np.searchsorted(src, np.arange(len(handles) + 1)) if np.all(src[:-1] <= src[1:]) else None
-        for home, grid in enumerate(rows):
-            part: Any = slice(ends[home], ends[home + 1]) if ends is not None else src == home
-            if expand:
-                found = handle.expanded_rows()[part]
-                here, column = np.nonzero(found >= 0)
-                grid[token[part][here], column] = found[here, column]
-            else:
-                grid[token[part], handle.masters()[part]] = np.arange(len(src), dtype=np.int32)[part]
-    owner = np.append(config.expert_ranks(), -1)
-    homes = [Home(owner[handle.topk_idx], row) for handle, row in zip(handles, rows, strict=True)]
-    _check_complete(homes, num_pairs, expand)
+        src, token = np.divmod(handle.gids(), handle.num_max_tokens_per_rank)
+        if handle.mode.expand:
+            here, column = np.nonzero(handle.expanded_rows() >= 0)
+            row = handle.expanded_rows()[here, column]
+        else:
+            here = np.arange(len(src))
+            column, row = handle.masters().astype(np.int64), here.astype(np.int32)
+        for rank in range(len(handles)):
+            at = src[here] == rank
+            place = token[here[at]], column[at]
+            if len(place[0]) and place[0].max() >= len(rows[rank]):
+                _refuse(f"recv_src_metadata of rank {handle.rank}", f"token {place[0].max()} of rank {rank}")
+            rows[rank][place], ranks[rank][place] = row[at], handle.rank
+    homes = [Home(owner[h.topk_idx], row) for h, row in zip(handles, rows, strict=True)]
+    for handle, home, found_at in zip(handles, homes, ranks, strict=True):
+        want = home.dst if handle.mode.expand else np.where(_masters(home.dst), home.dst, -1)
+        if (want != found_at).any():
+            token, k = np.argwhere(want != found_at)[0]
+            value = f"expert {handle.topk_idx[token, k]}"
+            _refuse(f"topk_idx of rank {handle.rank}, token {token}, column {k}", value)
     return homes
 
 
-def _check_complete(homes: list[Home], num_pairs: int, expand: bool) -> None:
-    """Refuse handles whose rows are not exactly those of their routing: they come from several dispatches."""
-    rule = "the handles must come from one dispatch; rows and routing disagree"
-    placed = 0
-    for rank, home in enumerate(homes):
-        lost = (home.dst >= 0) != (home.row >= 0) if expand else (home.dst < 0) & (home.row >= 0)
-        if lost.any():
-            token, k = np.argwhere(lost)[0]
-            raise ConfigError(f"handles[{rank}].topk_idx[token {token}, column {k}]", "without a row", rule)
-        placed += int(np.count_nonzero(home.row >= 0))
-    if not expand and placed != num_pairs:
-        raise ConfigError("handles", f"{num_pairs} rows", rule)
+def _refuse(field: str, value: str) -> None:
+    raise ConfigError(field, value, "rows and routing disagree, the handles must come from one dispatch")
+
+
+def _masters(dst: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return [T, K]: whether no later column of the token has the same rank."""
+    master = dst >= 0
+    for k in range(dst.shape[1] - 1):
+        master[:, k] &= (dst[:, k : k + 1] != dst[:, k + 1 :]).all(axis=1)
+    return master
 
 
 def _gather_weights(handle: Handle, home: Home, weights: Rows) -> npt.NDArray[np.float32]:
