@@ -3,6 +3,9 @@
 Every refusal is also a `ConfigError`: field, value and rule in one sentence.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from reference.errors import ConfigError
 from reference.handle import StaleHandleError as _StaleHandleError
 
@@ -27,6 +30,15 @@ class HostCheckError(ConfigError, RuntimeError):
 
 class UndefinedError(ConfigError, RuntimeError):
     """A call whose outcome `deep_ep` leaves open: it would return something, and it need not be right."""
+
+
+@contextmanager
+def raised_as(kind: type[ConfigError]) -> Iterator[None]:
+    """Turn the `ConfigError` of a check in `reference` into the kind that `deep_ep` raises in its place."""
+    try:
+        yield
+    except ConfigError as error:
+        raise kind(error.field, error.value, error.rule) from None
 
 
 class StaleHandleError(_StaleHandleError, AssertionError):
