@@ -1,0 +1,218 @@
+"""Captures survive files bit for bit; a bad folder is refused in one sentence that names file and rule."""
+
+import json
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from epsim.capture import FIELDS, INDEX, SUFFIXES, CaptureGroup, CaptureOptions, read_capture, write_capture
+from epsim.capture_reference import example_capture
+from epsim.diagnose import diagnose
+from reference.errors import ConfigError
+from tests.epsim.planted import changed, copied, good_capture
+
+
+@pytest.fixture(scope="module")
+def capture():
+    """Return a right capture of two ranks."""
+    return good_capture(2)
+
+
+@pytest.fixture
+def folder(capture, tmp_path):
+    """Return a folder that holds it."""
+    write_capture(tmp_path / "dump", capture)
+    return tmp_path / "dump"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_every_field_survives_the_files(tmp_path, suffix, dtype):
+    first = good_capture(2, dtype)
+    write_capture(tmp_path, first, suffix=suffix)
+    second = read_capture(tmp_path)
+    assert (second.group, second.options) == (first.group, first.options)
+    for mine, theirs in zip(first.ranks, second.ranks, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, array in mine.items():
+            assert (theirs[name].dtype, theirs[name].shape) == (array.dtype, array.shape)
+            assert theirs[name].tobytes() == array.tobytes()
+    assert diagnose(second).verdict == "equal"
+
+
+def test_equal_captures_are_equal_files(capture, tmp_path):
+    for name in ("a", "b"):
+        write_capture(tmp_path / name, capture)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_the_index_lists_ranks_only_where_they_differ(capture, tmp_path):
+    ranks = copied(capture)
+    names = json.loads(write_capture(tmp_path, capture).read_text())["fields"]
+    assert names == [name for name in FIELDS if name in ranks[0]]
+    del ranks[1]["recv_x"]
+    found = json.loads(write_capture(tmp_path, changed(capture, ranks)).read_text())["fields"]
+    assert (found["recv_x"], found["x"]) == ([0], [0, 1])
+
+
+def test_a_hand_written_index_needs_the_group_only(folder):
+    group = json.loads((folder / INDEX).read_text())["group"]
+    text = {"format": "epsim-capture", "version": 1, "group": group, "options": {"zero_padding": True}}
+    (folder / INDEX).write_text(json.dumps(text))
+    assert diagnose(read_capture(folder)).verdict == "equal"
+
+
+def test_bits_of_narrow_floats_may_come_as_integers(capture):
+    ranks = copied(capture)
+    for arrays in ranks:
+        arrays["recv_x"] = arrays["recv_x"].view(np.int16)
+        arrays["combined_x"] = arrays["combined_x"].view(np.uint16)
+    assert diagnose(changed(capture, ranks)).verdict == "equal"
+
+
+def test_narrow_ids_are_widened_with_their_sign(capture):
+    ranks = copied(capture)
+    for arrays in ranks:
+        arrays["topk_idx"] = arrays["topk_idx"].astype(np.int32)
+    found = changed(capture, ranks)
+    assert found.ranks[0]["topk_idx"].dtype == np.int64
+    assert diagnose(found).verdict == "equal"
+
+
+def test_an_unfinished_write_leaves_no_capture(capture, folder, monkeypatch):
+    """The index goes first and comes last, so old and new ranks never mix."""
+    monkeypatch.setattr(os, "replace", fail_at("rank1.safetensors", os.replace))
+    with pytest.raises(ValueError, match="cannot be written"):
+        write_capture(folder, capture)
+    assert not (folder / INDEX).exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    with pytest.raises(ValueError, match="the capture may be unfinished"):
+        read_capture(folder)
+
+
+def fail_at(name, replace):
+    """Return os.replace that fails for one target."""
+
+    def replaced(source, target):
+        if str(target).endswith(name):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    return replaced
+
+
+def rewritten(folder, **changes):
+    """Change the index."""
+    index = json.loads((folder / INDEX).read_text())
+    for name, value in changes.items():
+        old = index.get(name)
+        index[name] = old | value if isinstance(value, dict) and isinstance(old, dict) else value
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def with_array(folder, rank, name, array):
+    """Replace one array of a rank; without its promise, so that only the array is at fault."""
+    from epsim.capture_files import read_arrays, write_arrays
+
+    path = folder / f"rank{rank}.safetensors"
+    arrays = {n: np.array(a) for n, a in read_arrays(path).items()}
+    write_arrays(
+        path, arrays | {name: array} if array is not None else {n: arrays[n] for n in arrays if n != name}
+    )
+    rewritten(folder, fields=None)
+
+
+def cut(path, size):
+    """Shorten a file."""
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def objects(folder):
+    """Write one rank as pickled objects."""
+    rewritten(folder, files=["rank0.safetensors", "rank1.npz"])
+    np.savez(folder / "rank1.npz", topk_idx=np.array([{"run": "code"}], dtype=object))
+
+
+T, H = 11, 128  # tokens of rank 1
+
+BAD = {
+    "missing rank file": (lambda f: (f / "rank1.safetensors").unlink(), "the file of rank 1 is missing"),
+    "truncated file": (lambda f: cut(f / "rank1.safetensors", -16), "rank1.safetensors is 'damaged'"),
+    "cut header": (lambda f: cut(f / "rank0.safetensors", 5), "rank0.safetensors is 'damaged'"),
+    "empty file": (lambda f: cut(f / "rank0.safetensors", 0), "rank0.safetensors is 'empty'"),
+    "no index": (lambda f: (f / INDEX).unlink(), "the capture may be unfinished"),
+    "cut index": (lambda f: cut(f / INDEX, 40), "is 'unreadable'"),
+    "pickled index": (lambda f: (f / INDEX).write_bytes(pickle.dumps({})), "is 'unreadable'"),
+    "pickled arrays": (objects, "only plain number arrays are read"),
+    "other format": (lambda f: rewritten(f, format="safetensors"), "must be epsim-capture 1"),
+    "other version": (lambda f: rewritten(f, version=2), "must be epsim-capture 1"),
+    "unknown key": (lambda f: rewritten(f, grop={}), "grop"),
+    "unknown option": (lambda f: rewritten(f, options={"expnd": True}), "expnd"),
+    "unknown edition": (lambda f: rewritten(f, options={"edition": "nvidia"}), "nvidia"),
+    "unknown dtype": (lambda f: rewritten(f, options={"dtype": "fp4"}), "fp4"),
+    "number as text": (lambda f: rewritten(f, group={"hidden": "128"}), "hidden"),
+    "group out of range": (lambda f: rewritten(f, group={"hidden": 0}), "hidden is 0"),
+    "experts do not divide": (lambda f: rewritten(f, group={"num_experts": 9}), "ep_size 2 must divide it"),
+    "other hidden": (lambda f: rewritten(f, group={"hidden": 256}), "must be [12, 256]"),
+    "other top-k": (lambda f: rewritten(f, group={"num_topk": 3}), "rank 0: topk_idx.shape"),
+    "small capacity": (lambda f: rewritten(f, group={"num_max_tokens_per_rank": 10}), "num_max_tokens_per"),
+    "more ranks": (lambda f: rewritten(f, group={"ep_size": 4}), "must be one per rank, ep_size is 4"),
+    "huge group": (lambda f: rewritten(f, group={"ep_size": 8192, "num_experts": 8192}), "at most 4096"),
+    "path in file name": (lambda f: rewritten(f, files=["../a.npz", "b.npz"]), "must be a plain name"),
+    "other suffix": (lambda f: rewritten(f, files=["capture.json", "capture.json"]), ".safetensors or .npz"),
+    "promised field": (lambda f: rewritten(f, fields=["recv_topk_idx"]), "rank0.safetensors lacks it"),
+    "unknown promise": (lambda f: rewritten(f, fields=["recv_y"]), "did you mean recv_x?"),
+    "promise of a rank": (lambda f: rewritten(f, fields={"x": [2]}), "must be a rank 0..1"),
+    "unknown field": (lambda f: with_array(f, 1, "recvx", np.zeros(3)), "did you mean recv_x?"),
+    "wrong dtype": (lambda f: with_array(f, 1, "recv_x", np.zeros((3, H), np.float32)), "must be bfloat16"),
+    "wide psum": (
+        lambda f: with_array(f, 1, "psum_num_recv_tokens_per_rank", np.zeros(2, np.int64)),
+        "must be int32",
+    ),
+    "float ids": (lambda f: with_array(f, 1, "topk_idx", np.zeros((T, 4))), "must be int64 or int32"),
+    "no ids": (lambda f: with_array(f, 1, "topk_idx", None), "every rank must give its routing"),
+    "ids out of range": (lambda f: with_array(f, 1, "topk_idx", np.full((T, 4), 8)), "topk_idx[rank 1"),
+    "repeated ids": (lambda f: with_array(f, 1, "topk_idx", np.full((T, 4), 2)), "may appear once"),
+    "other tokens": (lambda f: with_array(f, 1, "topk_weights", np.ones((3, 4), np.float32)), "topk_weights"),
+    "wide scales": (lambda f: with_array(f, 1, "sf", np.zeros((T, 2))), "scales must have 1, 2 or 4 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_folder_is_refused_in_one_sentence(folder, name):
+    break_it, text = BAD[name]
+    break_it(folder)
+    with pytest.raises((ValueError, ConfigError), match=re.escape(text)) as refused:
+        diagnose(read_capture(folder))
+    assert "\n" not in str(refused.value)
+
+
+def test_no_folder_at_all(tmp_path):
+    with pytest.raises(ValueError, match="must be a folder with capture"):
+        read_capture(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("order", ["zigzag", "one_rounding", "rank_then_domain"])
+def test_an_order_that_the_edition_lacks_is_refused(capture, order):
+    options = CaptureOptions(order=order)
+    with pytest.raises(ValueError, match="order"):
+        diagnose(type(capture)(group=capture.group, options=options, ranks=capture.ranks))
+
+
+def test_a_group_with_an_expert_map_is_judged_by_it(tmp_path):
+    """Experts of rank 0 are the even ones here."""
+    group = CaptureGroup(
+        ep_size=2, num_experts=4, num_topk=2, hidden=128, num_max_tokens_per_rank=6, expert_ranks=(0, 1, 0, 1)
+    )
+    write_capture(tmp_path, example_capture(group, seed=4, arrival_seed=1))
+    assert diagnose(read_capture(tmp_path)).verdict == "equal"
+
+
+def test_an_unknown_suffix_writes_nothing(capture, tmp_path):
+    with pytest.raises(ValueError, match=r"must be \.safetensors or \.npz"):
+        write_capture(tmp_path / "x", capture, suffix=".pt")
+    assert not (tmp_path / "x").exists()

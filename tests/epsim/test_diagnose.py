@@ -1,0 +1,218 @@
+"""A right capture is equal; a planted fault is named with field and place; a vacuous one proves nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epsim.capture import Capture, CaptureGroup, CaptureOptions
+from epsim.capture_reference import example_capture
+from epsim.diagnose import diagnose
+from epsim.frame import settle
+from tests.epsim.planted import FAULTS, FP8_FAULTS, changed, copied, good_capture
+
+INPUTS = ("topk_idx", "topk_weights", "x", "sf", "combine_x", "combine_topk_weights", "bias_0", "bias_1")
+CASES = [("bf16", fault) for fault in FAULTS] + [("fp8", fault) for fault in FP8_FAULTS]
+
+
+@pytest.fixture(scope="module")
+def right():
+    """Return right captures by (ranks, dtype)."""
+    return {(r, dtype): good_capture(r, dtype) for r in (2, 3, 8) for dtype in ("bf16", "fp8")}
+
+
+@pytest.mark.parametrize("ep_size", [2, 3, 8])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_a_right_capture_is_equal_in_every_field(right, ep_size, dtype):
+    found = diagnose(right[ep_size, dtype])
+    assert (found.verdict, found.place, dict(found.not_compared), found.notes) == ("equal", None, {}, ())
+    outputs = {n for n in right[ep_size, dtype].ranks[0] if n not in INPUTS}
+    assert {c.field for c in found.compared} == outputs
+    assert all(c.num_elements and len(c.ranks) == ep_size for c in found.compared)
+
+
+@pytest.mark.parametrize("ep_size", [2, 3, 8])
+@pytest.mark.parametrize(("dtype", "fault"), CASES, ids=[f"{f.__name__}-{d}" for d, f in CASES])
+def test_a_planted_fault_is_named(right, ep_size, dtype, fault):
+    planted = fault(right[ep_size, dtype])
+    found = diagnose(planted.capture)
+    assert found.verdict == "not equal"
+    assert {name: getattr(found.place, name) for name in planted.place} == planted.place, str(found.report)
+    for name, value in planted.token_place.items():
+        assert getattr(found.token_place, name) == value, str(found.report)
+    assert planted.words in found.place.text
+    if planted.fields is not None:
+        assert tuple(count.field for count in found.report.counts) == planted.fields, str(found.report)
+
+
+@settings(max_examples=60)
+@given(
+    ep_size=st.sampled_from([1, 2, 3, 4, 5]),
+    edition=st.sampled_from(["ascend", "nvidia-v2.5", "nvidia-v2"]),
+    expand=st.booleans(),
+    cpu_sync=st.booleans(),
+    is_sorted=st.booleans(),
+    seed=st.integers(0, 99),
+    alignment=st.sampled_from([1, 4]),
+    masked=st.sampled_from([0.0, 0.3]),
+)
+def test_no_right_capture_is_called_wrong(
+    ep_size, edition, expand, cpu_sync, is_sorted, seed, alignment, masked
+):
+    """Whatever the contract leaves open: order of arrival, layout, worst-case sizes."""
+    expand = expand or edition == "ascend"
+    group = CaptureGroup(
+        ep_size=ep_size, num_experts=3 * ep_size, num_topk=3, hidden=128, num_max_tokens_per_rank=6,
+        expert_alignment=alignment,
+    )  # fmt: skip
+    options = CaptureOptions(
+        edition=edition, expand=expand, cpu_sync=cpu_sync, deterministic=is_sorted, zero_padding=expand
+    )
+    tokens = [max(0, 6 - r) for r in range(ep_size)]
+    capture = example_capture(
+        group, tokens=tokens, seed=seed, options=options, masked_ratio=masked, arrival_seed=seed, num_biases=1
+    )
+    found = diagnose(capture)
+    assert found.report.is_empty, str(found.report)
+
+
+def without(capture, *names):
+    """Return the capture without some fields."""
+    ranks = [{n: a for n, a in arrays.items() if n not in names} for arrays in capture.ranks]
+    return changed(capture, ranks)
+
+
+def test_a_partial_set_says_what_was_compared(right):
+    capture = without(right[2, "bf16"], "x", "combine_x", "dst_gsge_idx")
+    found = diagnose(capture)
+    assert found.verdict == "equal"
+    assert found.not_compared["recv_x"] == "not every rank gave x"
+    assert found.not_compared["combined_x"] == "not every rank gave combine_x"
+    assert "dst_gsge_idx" not in {c.field for c in found.compared}
+
+
+def test_outputs_of_one_rank_are_enough(right):
+    ranks = copied(right[3, "bf16"])
+    for arrays in ranks[1:]:
+        del arrays["recv_x"]
+    found = diagnose(changed(right[3, "bf16"], ranks))
+    assert (found.verdict, {c.field: c.ranks for c in found.compared}["recv_x"]) == ("equal", (0,))
+
+
+def test_without_metadata_the_canonical_order_is_assumed_and_said():
+    group = CaptureGroup(ep_size=2, num_experts=4, num_topk=3, hidden=128, num_max_tokens_per_rank=8)
+    capture = without(example_capture(group, seed=1), "recv_src_metadata")
+    found = diagnose(capture)
+    assert found.verdict == "equal"
+    assert found.notes == ("no usable recv_src_metadata: rows are taken to stand in canonical order",)
+
+
+def test_metadata_of_another_shape_is_a_mismatch(right):
+    ranks = copied(right[2, "bf16"])
+    ranks[0]["recv_src_metadata"] = ranks[0]["recv_src_metadata"][:, :-1]
+    found = diagnose(changed(right[2, "bf16"], ranks))
+    assert (found.place.field, found.place.kind) == ("recv_src_metadata", "shape")
+
+
+@pytest.mark.parametrize("cut", [1, -1])
+def test_another_number_of_rows_is_a_mismatch(right, cut):
+    """Also where only rows that nobody promises are missing or too many."""
+    ranks = copied(right[2, "bf16"])
+    rows = ranks[0]["recv_topk_weights"]
+    ranks[0]["recv_topk_weights"] = rows[:-1] if cut > 0 else np.append(rows, rows[:1])
+    found = diagnose(changed(right[2, "bf16"], ranks))
+    assert (found.verdict, found.place.field) == ("not equal", "recv_topk_weights")
+
+
+def test_slots_and_metadata_must_tell_the_same_order(right):
+    """Each is legal alone: two slots of one target exchanged, the records not."""
+    ranks = copied(right[2, "bf16"])
+    grid = ranks[1]["dst_buffer_slot_idx"]
+    idx, owner = ranks[1]["topk_idx"], right[2, "bf16"].config.expert_ranks()
+    first, second = np.argwhere((grid >= 0) & (owner[idx] == 0))[:2]
+    a, b = int(grid[tuple(first)]), int(grid[tuple(second)])
+    grid[tuple(first)], grid[tuple(second)] = b, a
+    found = diagnose(changed(right[2, "bf16"], ranks))
+    assert (found.place.field, found.place.kind) == ("recv_src_metadata", "row_order")
+
+
+def test_nothing_to_compare_proves_nothing(right):
+    capture = right[2, "bf16"]
+    ranks = [{"topk_idx": a["topk_idx"], "x": a["x"]} for a in capture.ranks]
+    found = diagnose(changed(capture, ranks))
+    assert (found.verdict, found.vacuous) == ("proved nothing", ("nothing could be compared",))
+
+
+def vacuous(x=None, ids=None):
+    """Return a right capture of four tokens per rank with given tokens or routing."""
+    from epsim.capture_reference import reference_capture
+    from reference.topk import TopK
+
+    group = CaptureGroup(ep_size=2, num_experts=4, num_topk=2, hidden=128, num_max_tokens_per_rank=4)
+    plain = example_capture(group, seed=2)
+    rows = plain.column("x") if x is None else [x(r) for r in plain.column("x")]
+    topk = plain.topk() if ids is None else TopK(num_experts=4, topk_idx=ids)
+    return reference_capture(group, topk, rows)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ({"x": np.zeros_like}, "x is zero everywhere"),
+        ({"x": lambda x: -np.zeros_like(x)}, "x is zero everywhere"),
+        ({"x": np.ones_like}, "all rows of x are the same"),
+        ({"ids": (np.full((4, 2), [0, 1]), np.full((4, 2), [2, 3]))}, "every token stays on its own rank"),
+        ({"ids": (np.full((4, 2), -1), np.full((4, 2), -1))}, "no token has an expert"),
+    ],
+    ids=["zero", "minus-zero", "equal", "local", "masked"],
+)
+def test_inputs_that_hide_faults_prove_nothing(made, reason):
+    found = diagnose(vacuous(**made))
+    assert (found.verdict, found.report.is_empty) == ("proved nothing", True)
+    assert reason in found.vacuous
+
+
+def test_a_difference_counts_also_on_vacuous_inputs():
+    capture = vacuous(x=np.ones_like)
+    ranks = copied(capture)
+    ranks[0]["recv_x"][0, 0] = 2
+    assert diagnose(changed(capture, ranks)).verdict == "not equal"
+
+
+@pytest.mark.parametrize(
+    ("claims", "right", "group", "settled"),
+    [
+        ([2, 0, 1], [0, 1, 2], [0, 0, 0], [2, 0, 1]),
+        ([0, 0, 1], [0, 1, 2], [0, 0, 0], [0, 2, 1]),
+        ([1, 1, 2], [0, 1, 2], [0, 0, 0], [0, 1, 2]),
+        ([9, -1, 1], [0, 1, 2], [0, 0, 0], [0, 2, 1]),
+        ([1, 0], [0, 0], [0, 1], [0, 0]),
+        ([1, 0, 3, 2], [0, 1, 2, 3], [0, 0, 1, 1], [1, 0, 3, 2]),
+        ([2, 0, 1, 3], [0, 1, 2, 3], [0, 0, 1, 1], [1, 0, 2, 3]),
+        ([], [], [], []),
+    ],
+)
+def test_settle_keeps_legal_claims_and_fills_the_others(claims, right, group, settled):
+    arrays = (np.array(values, dtype=np.int64) for values in (claims, right, group))
+    assert settle(*arrays).tolist() == settled
+
+
+@given(st.data())
+def test_settle_always_gives_each_group_its_places(data):
+    sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    right = np.arange(len(group))
+    claims = np.array(data.draw(st.lists(st.integers(-2, 20), min_size=len(group), max_size=len(group))), int)
+    settled = settle(claims, right, group)
+    assert [sorted(settled[group == g]) for g in range(len(sizes))] == [
+        right[group == g].tolist() for g in range(len(sizes))
+    ]
+
+
+def test_a_capture_must_have_every_rank(right):
+    with pytest.raises(ValueError, match="must be one per rank, ep_size is 3"):
+        Capture(
+            group=right[3, "bf16"].group,
+            options=right[3, "bf16"].options,
+            ranks=right[3, "bf16"].ranks[:2],
+        )
