@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from epsim.errors import InputError
 from epsim.network import Network, network_of_profile, network_of_topology
 from epsim.presets import ASCEND_950, PROFILE_SYSTEMS, SystemProfiles
 from epsim.profile import Hardware, Software, hardware_profile, override, software_profile
@@ -62,9 +63,7 @@ def make_platform(
     elif known:
         name, network = system, network_of_profile(hard)
     else:
-        from epsim.systems import load_system
-
-        name, network = system, network_of_topology(load_system(system).topology)
+        name, network = system, network_of_topology(_topology(system))
     return Platform(
         name=name,
         network=network,
@@ -73,3 +72,13 @@ def make_platform(
         edition=defaults.edition,
         settings=settings or {},
     )
+
+
+def _topology(system: str) -> Topology:
+    """Load a graph by name; an unknown name hears of the systems without a graph, too."""
+    from epsim.systems import PRESETS, load_system
+
+    if not system.endswith((".toml", ".json")) and system.partition(":")[0] not in PRESETS:
+        known = ", ".join((*PRESETS, *PROFILE_SYSTEMS))
+        raise InputError("system", system, f"must be one of {known}, or a file that ends in .toml or .json")
+    return load_system(system).topology

@@ -153,8 +153,13 @@ def load_system(
             shown = str(value) if not isinstance(value, FabricRates) else value.port_rate
             raise InputError(option, shown, f"goes with an HCCL file (.json), and {name!r} is none")
     if path.suffix == ".toml":
-        config = from_toml(_read_text(path))
-        return System(name=name, kind="cluster file", topology=config.build(), config=config)
+        text = _read_text(path)
+        try:
+            config = from_toml(text)
+            topology = config.build()
+        except TopologyError as error:
+            raise TopologyError(f"{name}: {error.field}", error.value, error.rule) from None
+        return System(name=name, kind="cluster file", topology=topology, config=config)
     config = _preset(name)
     return System(name=name, kind="preset", topology=config.build(), config=config)
 
