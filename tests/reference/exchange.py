@@ -96,3 +96,23 @@ def exchanges(draw):
     masked, skew = draw(st.sampled_from((0.0, 0.3, 0.9, 1.0))), draw(st.sampled_from((0.0, 1.0, 5.0)))
     topk = random_topk(config, rng, tokens=tokens, masked=masked, skew=skew, weights=draw(st.booleans()))
     return Exchange(config=config, topk=topk, mode=mode, seed=seed)
+
+
+def small_exchange():
+    """Return (config, topk, x) of three ranks, one of them without tokens, that every test may read."""
+    config = EPConfig(
+        ep_size=3, num_experts=6, num_topk=2, hidden=4, num_max_tokens_per_rank=5, expert_alignment=4
+    )
+    rng = np.random.default_rng(0)
+    topk = random_topk(config, rng, tokens=(5, 0, 3), masked=0.2)
+    return config, topk, [random_rows(rng, (n, 4)) for n in topk.tokens_per_rank]
+
+
+def dyadic_weights(idx):
+    """Return per token weights 1/2, 1/4, ... over its valid choices, the last one twice: they sum to 1."""
+    weights = np.zeros(idx.shape, np.float32)
+    for row, choices in zip(weights, idx >= 0, strict=True):
+        places = np.flatnonzero(choices)
+        for i, k in enumerate(places):
+            row[k] = 2.0 ** -min(i + 1, len(places) - 1)
+    return weights

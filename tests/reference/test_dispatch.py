@@ -13,14 +13,20 @@ from reference.combine import combine
 from reference.compare import assert_equal
 from reference.config import EPConfig
 from reference.dispatch import dispatch, dispatch_cached
-from reference.edition import EditionError
-from reference.errors import ConfigError
 from reference.handle import DispatchMode
 from reference.order import RANK_REDUCED
 from reference.placement import plan_dispatch
 from reference.poison import is_poisoned, poison_int
 from reference.topk import TopK
-from tests.reference.exchange import BF16, FP8, exchanges, random_bits, random_rows, random_topk
+from tests.reference.exchange import (
+    BF16,
+    FP8,
+    exchanges,
+    random_bits,
+    random_rows,
+    random_topk,
+    small_exchange,
+)
 
 NONE = -1
 # deepep-ascend.md section 4.12: R=2, E=4, K=3, M=4, C=16, A=4, n=(4,3); T = 1 leaves nothing open.
@@ -222,29 +228,11 @@ def test_expanded_rows_fold_to_the_deduplicated_ones(exchange):
             assert len(copies) == (row.recv_topk_idx[i] >= 0).sum()
 
 
-SIZES = {
-    "ep_size": 3,
-    "num_experts": 6,
-    "num_topk": 2,
-    "hidden": 4,
-    "num_max_tokens_per_rank": 5,
-    "expert_alignment": 4,
-}
-
-
-def small(rng=None, **kwargs):
-    """Return (config, topk, x) of a small group with an odd number of ranks."""
-    config = EPConfig(**SIZES | kwargs)
-    rng = np.random.default_rng(0) if rng is None else rng
-    topk = random_topk(config, rng, tokens=(5, 0, 3), masked=0.2)
-    return config, topk, [random_rows(rng, (n, 4)) for n in topk.tokens_per_rank]
-
-
 @pytest.mark.parametrize(("edition", "pack", "step"), [("ascend", np.int16, 1), ("nvidia-v2", np.float32, 4)])
 @pytest.mark.parametrize("column_major_input", [False, True])
 def test_scales_in_both_orders(edition, pack, step, column_major_input):
     """Either order in, either order out, the same bytes; NVIDIA pads columns to 16 bytes, Ascend does not."""
-    config, topk, x = small()
+    config, topk, x = small_exchange()
     rng = np.random.default_rng(1)
     scales = [random_bits(rng, (n, 3), pack) for n in topk.tokens_per_rank]
     given_scales = [np.asfortranarray(s) if column_major_input else s for s in scales]
@@ -260,7 +248,7 @@ def test_scales_in_both_orders(edition, pack, step, column_major_input):
 
 def test_padding_is_undefined_unless_zeroed_and_the_tail_always_is():
     """Gap rows are poison or exact zeros in payload, scales and weights; rows past the blocks are poison."""
-    config, topk, x = small()
+    config, topk, x = small_exchange()
     scales = [np.ones((n, 2), np.int16) for n in topk.tokens_per_rank]
     for padding in (False, True):
         mode = DispatchMode(cpu_sync=False)
@@ -280,7 +268,7 @@ def test_padding_is_undefined_unless_zeroed_and_the_tail_always_is():
 
 def test_worst_case_sizes():
     """Without CPU sync: R * M rows, al(R * M * min(K, L) + (A-1) * L, A) expanded ones, and an empty list."""
-    config, topk, x = small()
+    config, topk, x = small_exchange()
     for expand in (True, False):
         mode = DispatchMode(edition="nvidia-v2", expand=expand, cpu_sync=False)
         results, handles = dispatch(config, topk, x, mode=mode)
@@ -295,7 +283,7 @@ def test_worst_case_sizes():
 
 def test_both_meanings_of_the_expert_psum():
     """Expanded: where real rows end. Deduplicated: where aligned blocks end. The counts are the same."""
-    config, topk, _ = small()
+    config, topk, _ = small_exchange()
     wide = plan_dispatch(config, topk, mode=DispatchMode(edition="nvidia-v2"))
     narrow = plan_dispatch(config, topk, mode=DispatchMode(edition="nvidia-v2", expand=False))
     for a, b in zip(wide, narrow, strict=True):
@@ -308,7 +296,7 @@ def test_both_meanings_of_the_expert_psum():
 
 def test_statistics_grow_by_unaligned_counts_and_the_callers_array_stays():
     """Two dispatches count twice; the input is not written to."""
-    config, topk, x = small()
+    config, topk, x = small_exchange()
     start = [np.full(2, 7, np.int32) for _ in range(3)]
     once, handles = dispatch(config, topk, x, stats=start)
     twice, _ = dispatch(config, topk, x, stats=[r.cumulative_local_expert_recv_stats for r in once])
@@ -320,7 +308,7 @@ def test_statistics_grow_by_unaligned_counts_and_the_callers_array_stays():
 
 def test_expert_ids_name_the_block_of_each_row():
     """NVIDIA V2.5 can say which local expert a row is for, -1 in padding."""
-    config, topk, x = small()
+    config, topk, x = small_exchange()
     results, handles = dispatch(
         config, topk, x, mode=DispatchMode(edition="nvidia-v2.5"), emit_expert_ids=True
     )
@@ -336,7 +324,7 @@ def test_expert_ids_name_the_block_of_each_row():
 
 def test_weights_and_payload_keep_every_bit():
     """NaN payloads, infinities and negative zeros travel untouched."""
-    config, topk, _ = small()
+    config, topk, _ = small_exchange()
     rng = np.random.default_rng(5)
     for dtype in (BF16, FP8, ml_dtypes.float8_e8m0fnu, np.float32, np.float64):
         x = [random_bits(rng, (n, 4), dtype) for n in topk.tokens_per_rank]
@@ -346,92 +334,3 @@ def test_weights_and_payload_keep_every_bit():
             for row in np.flatnonzero(gid >= 0):
                 src, token = divmod(int(gid[row]), 5)
                 assert result.recv_x[row].tobytes() == x[src][token].tobytes()
-
-
-REFUSALS = {
-    "x of two ranks": ({"x": lambda x: x[:2]}, ConfigError, "x is '2 ranks'"),
-    "x with a lost token": ({"x": lambda x: [x[0][1:], *x[1:]]}, ConfigError, "5 tokens here"),
-    "x of several widths": (
-        {"x": lambda x: [*x[:2], x[2][:, :3].copy()]},
-        ConfigError,
-        "rank 0 has 4 columns",
-    ),
-    "x of several dtypes": ({"x": lambda x: [*x[:2], x[2].view(np.uint16)]}, ConfigError, "bfloat16"),
-    "x column-major": ({"x": lambda x: [np.asfortranarray(a) for a in x]}, ConfigError, "contiguous"),
-    "x of complex": ({"x": lambda x: [a.astype(np.complex128) for a in x]}, ConfigError, "8 bytes wide"),
-    "4-byte scales on Ascend": ({"scales": np.float32}, EditionError, "ascend takes scale packs of 2 bytes"),
-    "2-byte scales on NVIDIA": ({"scales": np.int16, "edition": "nvidia-v2"}, EditionError, "4 bytes"),
-    "columns without scales": ({"column_major_scales": True}, ConfigError, "there are no scales"),
-    "padding without blocks": (
-        {"edition": "nvidia-v2", "expand": False, "zero_padding": True},
-        ConfigError,
-        "only an expanded layout",
-    ),
-    "expert ids on Ascend": ({"emit_expert_ids": True}, EditionError, "ascend does not return"),
-    "deduplicated on Ascend": ({"expand": False}, EditionError, "expanded layout only"),
-    "hybrid on Ascend": ({"num_scaleup_ranks": 1}, EditionError, "one domain of 3 ranks"),
-    "a copy of topk on V2.5": (
-        {"edition": "nvidia-v2.5", "copy_topk": True},
-        EditionError,
-        "nvidia-v2.5 keeps",
-    ),
-    "uneven domains": (
-        {"edition": "nvidia-v2", "num_scaleup_ranks": 2},
-        ConfigError,
-        "must divide ep_size 3",
-    ),
-    "an unknown edition": (
-        {"edition": "nvidia-v1"},
-        ConfigError,
-        "must be one of ascend, nvidia-v2.5, nvidia-v2",
-    ),
-    "statistics of two ranks": ({"stats": [np.zeros(2, np.int32)] * 2}, ConfigError, "'2 ranks'"),
-    "statistics of 64 bit": (
-        {"stats": [np.zeros(2, np.int64)] * 3},
-        ConfigError,
-        "one count per local expert",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals(name):
-    """Each is one sentence with field, value and rule, and the edition where it decides."""
-    options, error, text = REFUSALS[name]
-    config, topk, x = small()
-    options = dict(options)
-    x = options.pop("x", lambda same: same)(x)
-    if "scales" in options:
-        pack = options["scales"]
-        options["scales"] = [np.zeros((n, 1), pack) for n in topk.tokens_per_rank]
-    fields = {f.name for f in dataclasses.fields(DispatchMode)}
-    with pytest.raises(error, match=text):
-        dispatch(
-            config,
-            topk,
-            x,
-            mode=DispatchMode(**{k: v for k, v in options.items() if k in fields}),
-            **{k: v for k, v in options.items() if k not in fields},
-        )
-
-
-def test_too_many_source_indices_for_an_int32():
-    """Gid = rank * M + token must fit."""
-    config = EPConfig(ep_size=2, num_experts=2, num_topk=1, hidden=1, num_max_tokens_per_rank=2**30)
-    topk = TopK(num_experts=2, topk_idx=(np.zeros((1, 1), np.int64),) * 2)
-    with pytest.raises(ConfigError, match=r"2\^31"):
-        plan_dispatch(config, topk)
-
-
-def test_cached_refusals():
-    """The layout is the handle's, tokens and weights must fit it."""
-    config, topk, x = small()
-    _, handles = dispatch(config, topk, x)
-    with pytest.raises(ConfigError, match="the handle's layout has expand = True"):
-        dispatch_cached(handles, x, expand=False)
-    with pytest.raises(ConfigError, match="5 tokens here"):
-        dispatch_cached(handles, [x[0][:4], *x[1:]])
-    with pytest.raises(ConfigError, match="float32 with 2 columns"):
-        dispatch_cached(handles, x, topk_weights=[np.zeros((n, 3), np.float32) for n in (5, 0, 3)])
-    with pytest.raises(ConfigError, match=r"ranks 0\.\.2, in that order"):
-        dispatch_cached(handles[:2], x)
