@@ -74,7 +74,7 @@ def count_routing(
     if not str(routing):
         raise InputError("routing", routing, "must name a law, as uniform, or a file")
     path = Path(routing)
-    if (path.suffix in ROUTING_SUFFIXES and not _is_histogram(path)) or path.is_dir() or "*" in str(routing):
+    if (path.suffix in ROUTING_SUFFIXES and not is_histogram(path)) or path.is_dir() or "*" in str(routing):
         topk = read_routing(routing, config)
         return Counted(
             draws=(count_rows(config, topk, pod_size=pod_size),), text=str(routing), is_uniform=False
@@ -106,7 +106,7 @@ def count_routing(
     return Counted(draws=counts, text=text, is_uniform=spec.kind == "uniform")
 
 
-def _is_histogram(path: Path) -> bool:
+def is_histogram(path: Path) -> bool:
     """Tell a load histogram from a routing: both may be .npy, but a histogram has one axis."""
     if path.suffix != ".npy":
         return False

@@ -25,7 +25,7 @@ from safetensors.numpy import save as safetensors_bytes
 from reference.config import EPConfig
 from reference.errors import ConfigError
 from reference.generate import check_loads
-from reference.topk import IdSpace, TopK
+from reference.topk import IdArray, IdSpace, TopK, WeightArray
 
 Arrays = dict[str, npt.NDArray[Any]]
 RoutingSource = str | Path | Sequence[str | Path]
@@ -50,13 +50,8 @@ def read_routing(source: RoutingSource, config: EPConfig, *, id_space: IdSpace =
     Raises:
       ConfigError: names the file, the entry, its value and the rule.
     """
-    label = str(source) if isinstance(source, str | Path) else ", ".join(map(str, source[:2])) + ", ..."
-    paths = _paths(source)
-    with _naming(label):
-        if isinstance(paths, Path):
-            ids, weights = _split_ranks(_load(paths))
-        else:
-            ids, weights = _join_ranks(paths)
+    ids, weights = read_ranks(source)
+    with _naming(_label(source)):
         experts = config.num_experts if id_space == "physical" else config.num_logical_experts
         topk = TopK(num_experts=experts, topk_idx=ids, topk_weights=weights, id_space=id_space)
         if not any(topk.tokens_per_rank):
@@ -67,6 +62,27 @@ def read_routing(source: RoutingSource, config: EPConfig, *, id_space: IdSpace =
             rule = f"ep_size is {config.ep_size} and num_topk is {config.num_topk}"
             raise ConfigError("topk_idx", f"{topk.ep_size} ranks of {topk.num_topk} columns", rule)
     return topk
+
+
+def read_ranks(source: RoutingSource) -> tuple[tuple[IdArray, ...], tuple[WeightArray, ...] | None]:
+    """Read what a routing file holds, before a group is known; `read_routing` also checks it.
+
+    Args:
+      source: see `RoutingSource`.
+
+    Returns:
+      per rank ids, int64, and weights as they are in the file, None = it has none.
+
+    Raises:
+      ConfigError: names the file and the rule; ids are neither range-checked nor compared with the weights.
+    """
+    paths = _paths(source)
+    with _naming(_label(source)):
+        return _split_ranks(_load(paths)) if isinstance(paths, Path) else _join_ranks(paths)
+
+
+def _label(source: RoutingSource) -> str:
+    return str(source) if isinstance(source, str | Path) else ", ".join(map(str, source[:2])) + ", ..."
 
 
 def write_routing(path: str | Path, topk: TopK) -> None:

@@ -24,6 +24,9 @@ app = App(
     help="""Predict, test and debug MoE dispatch and combine on Ascend 950 supernodes.
 
     - `epsim predict` what will dispatch and combine give on this cluster, and what limits them?
+    - `epsim explain` what happens to one token, and why does it land there?
+    - `epsim inspect` is this routing balanced, and does it fit?
+    - `epsim debug` is what a run dumped right, and where is it wrong first?
     - `epsim validate` how far are the predictions from public measurements?
     - `epsim topo show ubl128` what is connected to what?
 
@@ -33,6 +36,9 @@ app = App(
 app.command(predict)
 app.command("epsim.cli.validate:validate", name="validate")
 app.command("epsim.cli.calibrate:calibrate", name="calibrate")
+app.command("epsim.cli.explain:explain", name="explain")
+app.command("epsim.cli.inspect:inspect", name="inspect")
+app.command("epsim.cli.debug:debug", name="debug")
 app.command(profiles)
 app.command(topo_app, name="topo")
 

@@ -76,7 +76,7 @@ def predict(
     result = library_predict(
         system,
         model=model,
-        ep=_numbers("ep", ep),
+        ep=parse_numbers("ep", ep),
         tokens=tokens,
         token_counts="stepped" if stepped else "equal",
         operations=tuple(word.strip() for word in op.split(",")),  # type: ignore[misc]  # predict checks
@@ -134,7 +134,12 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
     return found
 
 
-def _numbers(field: str, text: str) -> tuple[int, ...]:
+def parse_numbers(field: str, text: str) -> tuple[int, ...]:
+    """Read whole numbers separated by commas.
+
+    Raises:
+      InputError: anything else.
+    """
     from epsim.errors import InputError
 
     words = [word.strip() for word in text.split(",")]

@@ -1,0 +1,65 @@
+"""`epsim explain`: a token's whole story, or a row's."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from epsim.cli.routing import DtypeOption, GroupOptions, JsonFlag, LayoutOptions, RoutingText, print_json
+
+Flag = Parameter(negative="")
+
+
+def explain(
+    *,
+    routing: RoutingText,
+    rank: Annotated[int | None, Parameter(help="home rank of the token")] = None,
+    token: Annotated[int | None, Parameter(help="the token's number there")] = None,
+    row: Annotated[int | None, Parameter(help="or a row that dispatch delivered")] = None,
+    at_rank: Annotated[int | None, Parameter(help="the rank that has the row")] = None,
+    received: Annotated[
+        bool, Flag, Parameter(help="the row is one of the received stream, before expansion")
+    ] = False,
+    dtype: DtypeOption = "fp8",
+    group: Annotated[GroupOptions | None, Parameter(help="group")] = None,
+    layout: Annotated[LayoutOptions | None, Parameter(help="layout")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Tell a token's whole story: experts, ranks, slots, rows, bytes, what comes back and how it is summed.
+
+    Or the reverse: which token a row comes from.
+
+    - `epsim explain --routing topk.safetensors --experts 256 --rank 3 --token 17`
+    - `epsim explain --routing topk.safetensors --experts 256 --row 12 --at-rank 5`
+    - `epsim explain --routing topk.safetensors --experts 256 --row 12 --at-rank 5 --received`
+    - `epsim explain --routing uniform --ep 2 --experts 4 --topk 3 --tokens 4 --rank 0 --token 2`
+
+    Slots and rows are the canonical ones: by source rank, then token. A real run may order the tokens of one
+    source rank in another way.
+    """
+    from epsim.errors import InputError
+    from epsim.report_story import row_text, story_text
+    from epsim.story import Storyteller
+
+    by_token, by_row = (rank, token), (row, at_rank)
+    if None in by_token and None in by_row:
+        raise InputError("token", "not given", "needs --rank and --token, or --row and --at-rank")
+    if by_token != (None, None) and by_row != (None, None):
+        raise InputError("row", row, "goes without --rank and --token")
+    if received and row is None:
+        raise InputError("received", True, "goes with --row")
+    routed, chosen = (group or GroupOptions()).load(routing), layout or LayoutOptions()
+    teller = Storyteller(
+        routed.config, routed.topk, mode=chosen.mode(), dtype=dtype, order=chosen.reduction_order()
+    )
+    if rank is not None and token is not None:
+        story = teller.token(rank, token)
+        if json:
+            print_json(story)
+        else:
+            print(story_text(story))
+    elif row is not None and at_rank is not None:
+        found = teller.row(at_rank, row, is_received=received)
+        if json:
+            print_json(found)
+        else:
+            print(row_text(found))

@@ -1,0 +1,44 @@
+"""`epsim inspect`: what a routing asks of a group."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from epsim.cli.routing import DtypeOption, GroupOptions, JsonFlag, RoutingText, print_json
+
+
+def inspect(
+    *,
+    routing: RoutingText,
+    expert_limit: Annotated[int | None, Parameter(help="choices that an expert would take")] = None,
+    rank_limit: Annotated[int | None, Parameter(help="received rows that a rank would take")] = None,
+    dtype: DtypeOption = "fp8",
+    aivs: Annotated[int, Parameter(help="vector cores of the kernels")] = 64,
+    group: Annotated[GroupOptions | None, Parameter(help="group")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show the load of a routing: per expert and rank, imbalance, masks, what limits would refuse or drop.
+
+    - `epsim inspect --routing topk.safetensors --experts 256`
+    - `epsim inspect --routing topk_dump/ --experts 256 --expert-limit 512`
+    - `epsim inspect --routing zipf:1.1 --ep 16 --tokens 4096 --seed 3`
+
+    Look at the ranks per token and the active experts before you compare two timings: the same number of
+    tokens can mean half the bytes.
+    """
+    from epsim.inspection import inspect_routing
+    from epsim.report_story import inspection_text
+
+    routed = (group or GroupOptions()).load(routing)
+    found = inspect_routing(
+        routed.config,
+        routed.topk,
+        dtype=dtype,
+        num_aivs=aivs,
+        expert_limit=expert_limit,
+        rank_limit=rank_limit,
+    )
+    if json:
+        print_json(found)
+    else:
+        print(inspection_text(found, routed.text))

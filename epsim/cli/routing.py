@@ -1,0 +1,100 @@
+"""Options of the commands that read a routing, and the layout that it is told for."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from epsim.routed import Routed
+    from reference.handle import DispatchMode
+    from reference.order import ReductionOrder
+
+RoutingText = Annotated[
+    str, Parameter(help="a file (.safetensors, .npz, .npy), a folder with one per rank, or a law as uniform")
+]
+JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="print JSON for programs")]
+DtypeOption = Annotated[Literal["fp8", "bf16"], Parameter(help="of dispatch; combine is always bf16")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions:
+    """The group, as far as the routing does not tell it."""
+
+    ep: Annotated[int | None, Parameter(help="ranks; a file knows them, else 8")] = None
+    experts: Annotated[int | None, Parameter(help="experts; needed with a file, else 256")] = None
+    topk: Annotated[int | None, Parameter(help="choices of a token; a file knows them, else 6")] = None
+    tokens: Annotated[str | None, Parameter(help="of a law: per rank, one number or 4,3; else 16")] = None
+    seed: Annotated[int, Parameter(help="of a law")] = 0
+    masked_ratio: Annotated[float, Parameter(help="of a law: chance that a choice is masked")] = 0.0
+    hidden: Annotated[int, Parameter(help="elements of a token")] = 7168
+    alignment: Annotated[int, Parameter(help="rows that an expert's block is padded to")] = 128
+    capacity: Annotated[
+        int | None, Parameter(help="most tokens that a rank may send; else as many as one does")
+    ] = None
+
+    def load(self, routing: str) -> "Routed":
+        """Return group and routing."""
+        from epsim.cli.predict import parse_numbers
+        from epsim.routed import RoutingRequest, load_routing
+
+        return load_routing(
+            RoutingRequest(
+                routing=routing,
+                ep=self.ep,
+                experts=self.experts,
+                topk=self.topk,
+                tokens=None if self.tokens is None else parse_numbers("tokens", self.tokens),
+                seed=self.seed,
+                masked_ratio=self.masked_ratio,
+                hidden=self.hidden,
+                alignment=self.alignment,
+                capacity=self.capacity,
+            )
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """How dispatch lays rows out, and how combine sums."""
+
+    edition: Annotated[
+        Literal["ascend", "nvidia-v2.5", "nvidia-v2"], Parameter(help="whose forms and refusals")
+    ] = "ascend"
+    no_expand: Annotated[
+        bool, Parameter(negative="", help="one row per token and rank (NVIDIA editions)")
+    ] = False
+    aivs: Annotated[int, Parameter(help="vector cores that send")] = 64
+    scaleup: Annotated[int | None, Parameter(help="ranks of a scale-up domain: hybrid (NVIDIA editions)")] = (
+        None
+    )
+    order: Annotated[
+        Literal["one_rounding", "rank_reduced", "rank_then_domain"] | None,
+        Parameter(help="of combine's sum; else that of the libraries"),
+    ] = None
+
+    def mode(self) -> "DispatchMode":
+        """Return the layout."""
+        from reference.handle import DispatchMode
+
+        return DispatchMode(
+            edition=self.edition,
+            expand=not self.no_expand,
+            num_aivs=self.aivs,
+            num_scaleup_ranks=self.scaleup,
+        )
+
+    def reduction_order(self) -> "ReductionOrder | None":
+        """Return the recipe that was asked for."""
+        from reference.order import RECIPES
+
+        return None if self.order is None else RECIPES[self.order]
+
+
+def print_json(value: object) -> None:
+    """Print a result as JSON; NaN and Inf become null."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

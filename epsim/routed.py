@@ -1,0 +1,139 @@
+"""From what a user says (a routing file, a law or a histogram, some numbers) to a group and its routing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from epsim.counting import is_histogram
+from epsim.errors import InputError
+from reference.config import EPConfig
+from reference.files import LOAD_SUFFIXES, ROUTING_SUFFIXES, read_loads, read_ranks, read_routing
+from reference.generate import generate_topk, sample_loads
+from reference.topk import TopK
+
+DEFAULT_EP = 8
+DEFAULT_EXPERTS = 256
+DEFAULT_TOPK = 6
+DEFAULT_TOKENS = 16
+MAX_CHOICES = 2**28
+"""Ranks x tokens x top-k: what fits a small machine's memory several times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingRequest:
+    """What a user said; None = not said.
+
+    Args:
+      routing: a routing file, folder or pattern, a histogram of loads, or a law as `uniform`.
+      ep: R; a file knows it.
+      experts: E; needed with a file.
+      topk: K; a file knows it.
+      tokens: per rank, one number or [R]; for laws and histograms.
+      seed, masked_ratio: of laws and histograms.
+      hidden, alignment: H and A of the group.
+      capacity: M; None = the most tokens of a rank.
+    """
+
+    routing: str
+    ep: int | None = None
+    experts: int | None = None
+    topk: int | None = None
+    tokens: tuple[int, ...] | None = None
+    seed: int = 0
+    masked_ratio: float = 0.0
+    hidden: int = 7168
+    alignment: int = 128
+    capacity: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Routed:
+    """A group, its routing, and how that was made, for people."""
+
+    config: EPConfig
+    topk: TopK
+    text: str
+
+
+def load_routing(request: RoutingRequest) -> Routed:
+    """Read or sample the routing of a request.
+
+    Raises:
+      InputError: something that must be said was not, or does not go with a file.
+      ConfigError: a bad file or number.
+    """
+    routing = request.routing
+    if not routing:
+        raise InputError("routing", routing, "must name a law, as uniform, or a file")
+    path = Path(routing)
+    if (path.suffix in ROUTING_SUFFIXES and not is_histogram(path)) or path.is_dir() or "*" in routing:
+        return _from_file(request)
+    tokens = request.tokens or (DEFAULT_TOKENS,)
+    if not any(tokens):
+        raise InputError("tokens", 0, "a routing needs at least one")
+    config = _config(request, DEFAULT_EP, DEFAULT_TOPK, max(tokens))
+    if config.ep_size * max(tokens) * config.num_topk > MAX_CHOICES:
+        rule = f"ranks x tokens x top-k must be at most {MAX_CHOICES:,}"
+        raise InputError("tokens", max(tokens), rule)
+    per_rank = tokens[0] if len(tokens) == 1 else tokens
+    text = f"{routing} (seed {request.seed})"
+    if path.suffix in LOAD_SUFFIXES:
+        topk = sample_loads(
+            config,
+            read_loads(path, config),
+            tokens_per_rank=per_rank,
+            seed=request.seed,
+            masked_ratio=request.masked_ratio,
+            with_weights=True,
+        )
+    else:
+        topk = generate_topk(
+            config,
+            routing,
+            tokens_per_rank=per_rank,
+            seed=request.seed,
+            masked_ratio=request.masked_ratio,
+            with_weights=True,
+        )
+    return Routed(config=config, topk=topk, text=text)
+
+
+def _from_file(request: RoutingRequest) -> Routed:
+    if request.tokens is not None:
+        raise InputError("tokens", request.tokens[0], "goes with a law or a histogram; a file has its own")
+    if request.masked_ratio:
+        raise InputError("masked ratio", request.masked_ratio, "goes with a law or a histogram")
+    ids, _ = read_ranks(request.routing)
+    largest = max((int(idx.max()) for idx in ids if idx.size), default=-1)
+    if request.experts is None:
+        rule = (
+            f"{request.routing} does not say how many experts there are (largest id {largest}): --experts N"
+        )
+        raise InputError("experts", "not given", rule)
+    widths = [idx.shape[1] for idx in ids if idx.ndim == 2]
+    most = max(len(idx) for idx in ids)
+    config = _config(request, len(ids), max([1, *widths]), most)
+    return Routed(config=config, topk=read_routing(request.routing, config), text=request.routing)
+
+
+def _config(request: RoutingRequest, ep: int, topk: int, most: int) -> EPConfig:
+    return EPConfig(
+        ep_size=ep if request.ep is None else request.ep,
+        num_experts=DEFAULT_EXPERTS if request.experts is None else request.experts,
+        num_topk=topk if request.topk is None else request.topk,
+        hidden=request.hidden,
+        num_max_tokens_per_rank=max(1, most) if request.capacity is None else request.capacity,
+        expert_alignment=request.alignment,
+    )
+
+
+def distinct_ranks(config: EPConfig, topk: TopK) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return [K+1] int64: tokens by the number of ranks that they reach."""
+    owner = np.append(config.expert_ranks(), -1)
+    counts = np.zeros(config.num_topk + 1, dtype=np.int64)
+    for idx in topk.topk_idx:
+        ranks = np.sort(owner[idx], axis=1)
+        is_new = np.diff(ranks, axis=1, prepend=-1) != 0  # masked choices come first, as -1
+        counts += np.bincount(is_new.sum(axis=1), minlength=len(counts))
+    return counts

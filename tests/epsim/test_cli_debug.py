@@ -1,0 +1,242 @@
+"""`epsim explain`, `inspect`, `debug` through the real command line: what they print, and the exit code."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from epsim.capture import write_capture
+from epsim.cli import run
+from reference.files import write_routing
+from reference.topk import TopK
+from tests.epsim.bad_files import write_all
+from tests.epsim.planted import FAULTS, changed, copied, good_capture
+from tests.epsim.test_story import IDS
+
+LAW = "--routing uniform --ep 2 --experts 4 --topk 3 --tokens 4 --seed 1"
+FILE = "--routing worked.safetensors --experts 4 --hidden 128 --alignment 4 --aivs 16"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Return a folder with bad files, the worked routing, and right and wrong captures."""
+    path = tmp_path_factory.mktemp("debug")
+    write_all(path)
+    write_routing(path / "worked.safetensors", TopK(num_experts=4, topk_idx=IDS))
+    (path / "ranks").mkdir()
+    for rank, ids in enumerate(IDS):
+        np.save(path / "ranks" / f"rank{rank}.npy", ids)
+    capture = good_capture(2)
+    write_capture(path / "right", capture)
+    for fault in FAULTS:
+        write_capture(path / fault.__name__, fault(capture).capture, suffix=".npz")
+    for name in ("missing", "cut"):
+        write_capture(path / name, capture)
+    (path / "missing" / "rank1.safetensors").unlink()
+    cut = path / "cut" / "rank0.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    only_ids = [{"topk_idx": arrays["topk_idx"]} for arrays in capture.ranks]
+    write_capture(path / "nothing_to_compare", changed(capture, only_ids))
+    return path
+
+
+@pytest.fixture
+def output(folder, monkeypatch, capfd):
+    """Run a command in the folder; return (exit code, stdout)."""
+    monkeypatch.chdir(folder)
+
+    def called(text):
+        code = run(text.split())
+        printed = capfd.readouterr()
+        assert printed.err == ""
+        return code, printed.out
+
+    return called
+
+
+def test_explain_tells_the_story_of_a_token(output):
+    code, text = output(f"explain {FILE} --dtype bf16 --rank 0 --token 3")
+    assert code == 0
+    assert "slot 2 of rank 0's region; at byte 640; sent by AIV 3, gather pair 0; received row 2" in text
+
+
+def test_a_folder_of_ranks_is_the_same_routing(output):
+    options = "--experts 4 --hidden 128 --alignment 4 --aivs 16 --rank 1 --token 2"
+    one = output(f"explain --routing worked.safetensors {options}")
+    assert output(f"explain --routing ranks {options}") == one
+
+
+def test_explain_goes_back_from_a_row(output):
+    _, text = output(f"explain {FILE} --row 3 --at-rank 0")
+    assert text.startswith(
+        "expanded row 3 at rank 0: token 2 of rank 1, via k 2, expert 0\n\ntoken 2 of rank 1"
+    )
+    _, text = output(f"explain {FILE} --row 3 --at-rank 0 --received")
+    assert text.startswith("received row 3 at rank 0: token 0 of rank 1, via k 0, the master\n")
+
+
+def test_explain_as_json(output):
+    _, text = output(f"explain {FILE} --rank 0 --token 0 --json --dtype bf16")
+    story = json.loads(text)
+    assert [record["combine_record"] for record in story["records"]] == [4, 0]
+    assert story["parts"][1] == {
+        "key": 2, "level": "rank", "rank": 0, "ks": [0, 2], "is_rounded": True, "members": []
+    }  # fmt: skip
+    _, text = output(f"explain {FILE} --row 7 --at-rank 0 --json")
+    assert json.loads(text)["kind"] == "padding"
+
+
+def test_the_other_layout_and_order(output):
+    _, text = output(f"explain {LAW} --rank 0 --token 0 --edition nvidia-v2 --no-expand")
+    assert "row" not in text.split("\n")[3]
+    _, text = output(f"explain {LAW} --rank 0 --token 0 --edition nvidia-v2 --order one_rounding")
+    assert "sum, recipe one_rounding" in text
+
+
+def test_inspect_shows_load_and_limits(output):
+    code, text = output("inspect --routing worked.safetensors --experts 4 --expert-limit 3 --rank-limit 9")
+    assert code == 0
+    for words in (
+        "7 tokens of 2 ranks, top-3 of 4 experts, 15 choices, 10 rows",
+        "masked choices         28.6%; tokens without expert: 1",
+        "1 reach 0, 2 reach 1, 4 reach 2",
+        "  1 3 ########################\n",
+        "a limit of 3 rows per expert drops 3 (20.0%), most at expert 0",
+        "a limit of 9 rows per rank drops nothing",
+    ):
+        assert words in text
+
+
+def test_inspect_as_json(output):
+    _, text = output("inspect --routing worked.safetensors --experts 4 --json")
+    found = json.loads(text)
+    assert (found["expert_choices"], found["distinct_ranks"]) == ([4, 3, 4, 4], [1, 2, 4, 0])
+
+
+def test_inspect_says_what_upstream_refuses(output):
+    _, text = output("inspect --routing uniform --ep 3 --experts 9 --topk 2 --tokens 4")
+    assert "error: ep_size 3 must be even" in text
+
+
+def test_debug_of_a_right_dump(output):
+    code, text = output("debug right")
+    assert code == 0
+    assert text.startswith("right: equal\n\ncompared ")
+    assert re.search(r"recv_x +2 +\d+,\d{3} +0\n", text)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_debug_names_the_first_wrong_place(output, fault):
+    place = fault(good_capture(2)).place
+    code, text = output(f"debug {fault.__name__}")
+    assert code == 1
+    assert text.startswith(f"{fault.__name__}: not equal\n")
+    section = text.split("first wrong place\n")[1].split("\n\n")[0]
+    names = {"source_rank": "source rank", "destination_rank": "destination rank", "ulp": "ulp apart"}
+    for name, value in place.items():
+        if value is not None and name != "kind":
+            assert f"  {names.get(name, name):<18}{value}\n" in section + "\n"
+    assert "\ncounts\n" in text
+    code, text = output(f"debug {fault.__name__} --json")
+    found = json.loads(text)
+    assert (code, found["verdict"], found["place"]["field"]) == (1, "not equal", place["field"])
+
+
+def test_debug_that_proves_nothing_fails(output):
+    code, text = output("debug nothing_to_compare")
+    assert (code, text.split("\n")[:2]) == (
+        1, ["nothing_to_compare: proved nothing", "  because nothing could be compared"]
+    )  # fmt: skip
+
+
+BAD = {
+    "debug missing": "the file of rank 1 is missing in missing",
+    "debug cut": "cut/rank0.safetensors is 'damaged'",
+    "debug no/such/folder": "must be a folder with capture.json",
+    "debug nothing": "cannot be read",
+    "debug right --located 0": "located is 0",
+    "debug": "CAPTURE",
+    f"explain {LAW}": "needs --rank and --token, or --row and --at-rank",
+    f"explain {LAW} --rank 0": "needs --rank and --token",
+    f"explain {LAW} --row 1": "needs --rank and --token",
+    f"explain {LAW} --rank 0 --token 1 --row 2 --at-rank 0": "goes without --rank and --token",
+    f"explain {LAW} --rank 0 --token 1 --row 2": "goes without --rank and --token",
+    f"explain {LAW} --rank 0 --token 1 --received": "goes with --row",
+    f"explain {LAW} --rank 2 --token 0": "rank is 2: must be 0..1",
+    f"explain {LAW} --rank 0 --token 4": "token is 4: must be 0..3",
+    f"explain {LAW} --rank -1 --token 0": "-1",
+    f"explain {LAW} --row -1 --at-rank 0": "-1",
+    f"explain {LAW} --row 0 --at-rank 9": "rank is 9",
+    f"explain {LAW} --rank 0 --token 0 --no-expand": "expanded layout only",
+    f"explain {LAW} --rank 0 --token 0 --order one_rounding": "edition ascend",
+    f"explain {LAW} --rank 0 --token 0 --scaleup 1": "edition ascend",
+    f"explain {LAW} --rank 0 --token 0 --edition v3": "v3",
+    f"explain {LAW} --rank 0 --token 0 --aivs 0": "num_aivs is 0",
+    f"explain {LAW} --rank 0 --token 0 --hidden 0": "hidden is 0",
+    f"explain {LAW} --rank 0 --token 0 --capacity 3": "num_max_tokens_per_rank",
+    "inspect --routing worked.safetensors": "does not say how many experts there are (largest id 3)",
+    "inspect --routing worked.safetensors --experts 3": "expert",
+    "inspect --routing worked.safetensors --experts 4 --ep 4": "ep_size is 4",
+    "inspect --routing worked.safetensors --experts 4 --topk 2": "num_topk is 2",
+    "inspect --routing worked.safetensors --experts 4 --tokens 4": "goes with a law or a histogram",
+    "inspect --routing worked.safetensors --experts 4 --masked-ratio 0.5": "goes with a law or a histogram",
+    "inspect --routing worked.safetensors --experts 4 --capacity 3": "num_max_tokens_per_rank is 3",
+    "inspect --routing cut.safetensors --experts 8": "is not a whole .safetensors file",
+    "inspect --routing objects.npy --experts 8": "only plain number arrays are read",
+    "inspect --routing gap --experts 8": "the file of rank 2 is missing",
+    "inspect --routing repeated.npy --experts 8": "rank 2",
+    "inspect --routing nan.safetensors --experts 8": "rank 1",
+    "inspect --routing two_axes.npy --experts 8": "[rank, token, top-k]",
+    "inspect --routing short.csv --ep 4 --experts 8": "8 logical experts",
+    "inspect --routing gauss": "routing",
+    f"inspect {LAW} --expert-limit -1": "-1",
+    f"inspect {LAW} --rank-limit=-1": "rank limit is -1",
+    "inspect --routing uniform --tokens 4,5": "tokens_per_rank",
+    "inspect --routing uniform --tokens x": "whole numbers separated by commas",
+    "inspect --routing uniform --ep 0": "ep_size is 0",
+    "inspect --routing uniform --topk 0": "num_topk is 0",
+    "inspect --routing uniform --tokens 0": "at least one",
+    "inspect --routing uniform --tokens 999999999": "must be at most",
+    "inspect --routing uniform --masked-ratio 2": "from 0 to 1",
+    "inspect": "routing",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_gets_one_sentence_and_exit_code_2(words, folder, monkeypatch, capfd):
+    """Nothing on stdout, no traceback."""
+    monkeypatch.chdir(folder)
+    code = run(words.split())
+    printed = capfd.readouterr()
+    assert (code, printed.out) == (2, ""), printed
+    assert re.fullmatch(r"epsim: \S[^\n]*\S\n", printed.err), printed.err
+    assert BAD[words] in printed.err
+
+
+@pytest.mark.parametrize("command", ["explain", "inspect", "debug"])
+def test_help_teaches_with_examples(output, command):
+    _, text = output(f"{command} --help")
+    assert text.count(f" • epsim {command} ") >= 2
+
+
+def test_the_commands_are_found_without_numpy():
+    modules = "epsim.cli.explain, epsim.cli.inspect, epsim.cli.debug"
+    code = f"import sys, {modules}; sys.exit(bool({{'numpy', 'msgspec', 'ml_dtypes'}} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+def test_a_nan_is_valid_json(output):
+    """JSON has no NaN, so the value is text there."""
+    code, text = output("debug nan_in_row --json")
+    assert code == 1
+    assert json.loads(text)["place"]["actual"] == "nan"
+
+
+def test_a_wrong_dump_in_place_of_a_right_one(output, folder):
+    """The report counts by rank and expert."""
+    _, text = output("debug one_ulp")
+    assert re.search(r"recv_x: 1 value; 1 of \d+ elements in 1 rows; by rank \{0: 1\}; by source rank", text)
+    assert copied(good_capture(2))[0]["recv_x"].shape
