@@ -176,10 +176,22 @@ def lb_reduce_grads(
     for copies, originals in zip(redundant_expert_grads, expert_grads, strict=True):
         for expert in np.unique(table[table >= 0]):
             owner, local = divmod(int(expert), len(originals[0]))
-            total = originals[owner][local].astype(np.float32)
-            for rank, slot in np.argwhere(table == expert):
-                total += copies[rank][slot].reshape(total.shape).astype(np.float32)
-            originals[owner][local] = total.astype(originals[owner].dtype)
+            places = np.argwhere(table == expert)
+            added = [copies[rank][slot] for rank, slot in places]
+            originals[owner][local] = sum_copies(originals[owner][local], added)
+
+
+def sum_copies(own: Array, copies: Sequence[Array]) -> Array:
+    """Return an expert's gradient plus those of its copies: fp32, in this order, rounded once.
+
+    Args:
+      own: of the original, float32 or bfloat16.
+      copies: by ascending rank, then slot; as many elements each, in any shape.
+    """
+    total = own.astype(np.float32)
+    for copy in copies:
+        total += copy.reshape(total.shape).astype(np.float32)
+    return np.asarray(total.astype(own.dtype))
 
 
 def _check_tensors(

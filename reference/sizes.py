@@ -199,6 +199,7 @@ def nvidia_buffer_bytes(
     hidden: int,
     num_topk: int = 0,
     use_fp8: bool = False,
+    num_scale_packs: int | None = None,
     is_all_nvlink: bool = True,
     allow_multiple_reduction: bool = True,
 ) -> BufferSize:
@@ -210,7 +211,8 @@ def nvidia_buffer_bytes(
       num_max_tokens_per_rank: M.
       hidden: H.
       num_topk: K; 0 = sized for 32.
-      use_fp8: sizes one fp32 scale per 32 elements, the worst case.
+      use_fp8: one byte per element.
+      num_scale_packs: P of a real call; None = with fp8 one fp32 scale per 32 elements, the worst case.
       is_all_nvlink: whether the scale-up domain is reachable by NVLink throughout.
       allow_multiple_reduction: whether a rank may sum its experts' rows before sending.
 
@@ -222,7 +224,8 @@ def nvidia_buffer_bytes(
     su, tokens, hidden, topk = _size_arguments(num_scaleup_ranks, num_max_tokens_per_rank, hidden, num_topk)
     if 4 * -(-hidden // 32) > hidden:
         raise ConfigError("hidden", hidden, "4 bytes per started 32 elements must not exceed it")
-    packs = -(-hidden // 32) if use_fp8 else 0
+    worst = -(-hidden // 32) if use_fp8 else 0
+    packs = worst if num_scale_packs is None else num_scale_packs
     record = nvidia_dispatch_record_bytes(hidden, topk, "fp8" if use_fp8 else "bf16", num_scale_packs=packs)
     back = nvidia_combine_record_bytes(hidden, topk)
     sums = 1 if allow_multiple_reduction else topk  # rows of one token that one rank sends back

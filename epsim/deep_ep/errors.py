@@ -88,3 +88,7 @@ class PeerLostError(RuntimeError):
 
     Look at the other ranks' output first: the one that stopped knows why.
     """
+
+
+class MissingArgumentError(ConfigError, TypeError, AttributeError):
+    """An argument that `deep_ep` needs here is None; upstream stumbles over it with one of these kinds."""

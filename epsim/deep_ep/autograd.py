@@ -1,0 +1,110 @@
+"""Dispatch and combine that gradients flow through: each is the other's backward.
+
+All ranks must run the same backward, so a loss must depend on the outputs of the same calls on every rank.
+n tokens of this rank, K top-k, H hidden, N received rows, X expanded rows.
+Source: deepep-ascend.md section 6, usage pattern; deepep-v2.md section 3.6.
+"""
+
+from typing import Any
+
+import torch
+
+from epsim.deep_ep.ep import EPBuffer
+from epsim.deep_ep.handle import EPHandle
+
+
+def dispatch(
+    buffer: EPBuffer,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor | None = None,
+    **options: Any,  # noqa: ANN401 - those of EPBuffer.dispatch
+) -> tuple[torch.Tensor, torch.Tensor | None, EPHandle]:
+    """Send tokens to their experts; the backward sums the rows' gradients at home.
+
+    Args:
+      buffer: whose ranks take part.
+      x: [n, H] bf16.
+      topk_idx: [n, K] int64.
+      topk_weights: [n, K] float32; their gradient is gathered from the rows.
+      options: of `EPBuffer.dispatch`, such as num_experts and expert_alignment; none that defers. do_expand
+        is on unless given, and padding is zero then, because a gradient must not meet undefined rows.
+
+    Returns:
+      recv_x [X, H] and recv_topk_weights [X] (not expanded: [N, H] and [N, K], of which only the columns of
+      own experts may be used), and the handle.
+    """
+    options = {"do_expand": True} | options
+    options = {"do_zero_padding": options["do_expand"]} | options
+    made: list[EPHandle] = []
+    recv_x, recv_weights = _Dispatch.apply(x, topk_weights, buffer, topk_idx, options, made)
+    return recv_x, recv_weights, made[0]
+
+
+def combine(buffer: EPBuffer, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
+    """Sum the experts' rows at home; the backward sends the gradient to all of them.
+
+    Args:
+      buffer: whose ranks take part.
+      x: [X, H] bf16, or [N, H] when not expanded.
+      handle: of the dispatch.
+
+    Returns:
+      [n, H] bf16.
+    """
+    combined: torch.Tensor = _Combine.apply(x, buffer, handle)
+    return combined
+
+
+class _Dispatch(torch.autograd.Function):  # type: ignore[misc]
+    """(x, weights) -> (recv_x, recv_weights); the handle comes back through the list `made`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        x: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        buffer: EPBuffer,
+        topk_idx: torch.Tensor,
+        options: dict[str, Any],
+        made: list[EPHandle],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        recv_x, _, recv_weights, handle, _ = buffer.dispatch(x, topk_idx, topk_weights, **options)
+        made.append(handle)
+        ctx.buffer, ctx.handle = buffer, handle
+        return recv_x, recv_weights
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: torch.Tensor, grad_weights: torch.Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401
+        weights = None if grad_weights is None else grad_weights.contiguous()
+        home_x, home_weights, _ = ctx.buffer.combine(grad_x.contiguous(), ctx.handle, weights)
+        return home_x, home_weights, None, None, None, None
+
+
+class _Combine(torch.autograd.Function):  # type: ignore[misc]
+    """The rows of x -> combined_x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, buffer: EPBuffer, handle: EPHandle) -> torch.Tensor:  # noqa: ANN401
+        combined, _, _ = buffer.combine(x.contiguous(), handle)
+        ctx.buffer, ctx.handle, ctx.num_rows = buffer, handle, x.shape[0]
+        return combined
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401
+        handle = ctx.handle
+        rows, _, _, _, _ = ctx.buffer.dispatch(
+            grad.contiguous(), handle=handle, do_expand=handle.do_expand, do_zero_padding=handle.do_expand
+        )
+        # Rows beyond the last block were not read, so nothing depends on them.
+        out = torch.zeros((ctx.num_rows, grad.shape[1]), dtype=grad.dtype)
+        end = min(_num_defined_rows(handle), ctx.num_rows)
+        out[:end] = rows[:end]
+        return out, None, None
+
+
+def _num_defined_rows(handle: EPHandle) -> int:
+    if not handle.do_expand:
+        return int(handle.psum_num_recv_tokens_per_rank[-1])
+    counts, step = handle.num_unaligned_recv_tokens_per_expert.long(), handle.expert_alignment
+    return int(((counts + step - 1) // step * step).sum())

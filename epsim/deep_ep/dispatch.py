@@ -1,0 +1,152 @@
+"""The dispatch of one rank: agree, plan, exchange rows; then, in the epilogue, lay them out.
+
+R ranks, n tokens of this rank, K top-k, H hidden, P scale packs, N received rows, X expanded rows.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from epsim.deep_ep.arrays import Array, array_of, tensor_of
+from epsim.deep_ep.context import Context
+from epsim.deep_ep.dispatch_call import DispatchArguments, DispatchCall, check_host, check_ids
+from epsim.deep_ep.events import EventHandle, EventOverlap
+from epsim.deep_ep.handle import EPHandle, handle_of, masked_ids
+from epsim.deep_ep.records import pack, unpack
+from epsim.deep_ep.tensor_checks import Payload
+from reference.deliver import Cargo, deliver_received
+from reference.errors import ConfigError
+from reference.handle import Handle
+from reference.one_rank import received_counts, tokens_to_send
+from reference.placement import plan_rank
+from reference.results import DispatchResult
+from reference.topk import TopK
+
+DispatchOutputs = tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrived:
+    """A dispatch whose rows are here but not laid out.
+
+    Args:
+      call: the arguments.
+      plan: this rank's handle, sorted if the buffer is deterministic.
+      cargo: rows by source.
+      ids: [rows, K] int64 by source; empty in the expanded layout, which does not read them.
+      number: of the call.
+    """
+
+    call: DispatchCall
+    plan: Handle
+    cargo: Cargo
+    ids: list[Array]
+    number: int
+
+    def lay_out(self, plan: Handle) -> DispatchResult:
+        """Return the outputs in the order of a plan."""
+        return deliver_received(plan, self.cargo, self.ids)
+
+
+def dispatch(arguments: DispatchArguments, context: Context) -> EventOverlap | tuple[Any, ...]:
+    """Run a dispatch; see `EPBuffer.dispatch`."""
+    arguments.check_front_end(context)
+    arrived = _issue(arguments, context)
+    if arguments.defer_epilogue:
+        return context.outstanding.defer("dispatch", lambda: _finish(arrived, context), arrived.call.watch())
+    if not arguments.async_with_compute_stream:
+        return (*_finish(arrived, context), EventOverlap())
+    if arrived.plan.cached_recv_src_metadata_before_sort is None:
+        return (*_finish(arrived, context), EventOverlap(EventHandle()))
+    return _finish_then_sort(arrived, context)
+
+
+def _issue(arguments: DispatchArguments, context: Context) -> Arrived:
+    """Agree with all ranks on the call, and exchange what belongs together."""
+    exchange = context.exchange
+    try:
+        call = check_host(arguments, context)
+        ids = masked_ids(call.topk_idx)
+        check_ids(context.rank, ids, call.config.num_experts)
+    except ConfigError as error:
+        exchange.agree("dispatch", error=error)
+        raise
+    owns = exchange.agree("dispatch", same=call.same(context), own={"num_tokens": len(ids)})
+    mode = replace(context.mode, expand=arguments.do_expand, cpu_sync=call.cpu_sync)
+    if call.handle is not None:
+        plan = call.handle.as_reference(context.rank, mode)
+    else:
+        everyone = exchange.all_gather(ids, [own["num_tokens"] for own in owns])
+        topk = TopK(num_experts=call.config.num_experts, topk_idx=tuple(everyone))
+        plan = plan_rank(call.config, topk, context.rank, mode=mode)
+    shipment, counts = tokens_to_send(call.config, ids), received_counts(plan).tolist()
+    parts = call.parts()
+    records = exchange.all_to_all(pack(parts, shipment.rows), shipment.counts.tolist(), counts)
+    columns = iter(unpack(records, parts, counts))
+    cargo = Cargo(
+        x=next(columns),
+        scales=None if call.scales is None else next(columns),
+        weights=None if call.weights is None else next(columns),
+        zero_padding=arguments.do_zero_padding,
+        column_major_scales=arguments.use_tma_aligned_col_major_sf,
+        emit_expert_ids=arguments.emit_expert_ids,
+    )
+    received_ids = [] if arguments.do_expand else next(columns)
+    return Arrived(call=call, plan=plan, cargo=cargo, ids=received_ids, number=exchange.num_calls)
+
+
+def _finish(arrived: Arrived, context: Context) -> DispatchOutputs:
+    """Lay out the rows and make the handle."""
+    return _outputs(arrived, arrived.lay_out(arrived.plan), _handle(arrived, arrived.plan, context))
+
+
+def _handle(arrived: Arrived, plan: Handle, context: Context) -> EPHandle:
+    """Return the caller's handle of a cached dispatch, else a new one; a new one is counted in the stats."""
+    call = arrived.call
+    if call.handle is not None:
+        return call.handle
+    topk_idx = call.topk_idx.clone() if call.arguments.do_handle_copy else call.topk_idx
+    handle = handle_of(plan, topk_idx, num_sms=call.num_sms, num_scaleup_ranks=context.room.num_scaleup_ranks)
+    handle.call = arrived.number
+    if call.stats is not None:
+        call.stats.add_(tensor_of(plan.num_unaligned_recv_tokens_per_expert))
+    return handle
+
+
+def _outputs(arrived: Arrived, result: DispatchResult, handle: EPHandle) -> DispatchOutputs:
+    x: Payload = tensor_of(result.recv_x)
+    if result.recv_scales is not None:
+        x = (x, tensor_of(result.recv_scales))
+    if result.recv_expert_ids is not None:
+        handle.recv_expert_ids = tensor_of(result.recv_expert_ids)
+    ids = None if result.recv_topk_idx is None else tensor_of(result.recv_topk_idx)
+    weights = None if result.recv_topk_weights is None else tensor_of(result.recv_topk_weights)
+    return x, ids, weights, handle
+
+
+def _finish_then_sort(arrived: Arrived, context: Context) -> tuple[Any, ...]:
+    """Return outputs as they arrived; a wait on the event sorts them, and the handle, in place."""
+    before = arrived.plan.cached_recv_src_metadata_before_sort
+    assert before is not None, "only a deterministic dispatch sorts"
+    plan = replace(arrived.plan, recv_src_metadata=before.copy())
+    handle = _handle(arrived, plan, context)
+    handle.awaits_sort = True
+    outputs = _outputs(arrived, arrived.lay_out(plan), handle)
+
+    def sort() -> None:
+        result = _outputs(arrived, arrived.lay_out(arrived.plan), handle)
+        for target, source in zip(_tensors(outputs), _tensors(result), strict=True):
+            array_of(target)[...] = array_of(source)
+        array_of(handle.recv_src_metadata)[...] = arrived.plan.recv_src_metadata
+        handle.awaits_sort = False
+
+    event = EventOverlap(EventHandle())
+    event.register_hook_after_wait(sort)
+    return (*outputs, event)
+
+
+def _tensors(outputs: DispatchOutputs) -> list[torch.Tensor]:
+    x, ids, weights, _ = outputs
+    found = [*(x if isinstance(x, tuple) else (x,)), ids, weights]
+    return [tensor for tensor in found if tensor is not None]

@@ -1,0 +1,121 @@
+"""Checks of one tensor argument each, as the native code of `deep_ep` makes them.
+
+n tokens of this rank, H hidden, K top-k, P scale packs, L local experts.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from epsim.deep_ep.arrays import array_of
+from epsim.deep_ep.errors import HostCheckError, UndefinedError
+from reference.edition import Edition
+
+Payload: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def check_tensor(name: str, value: Any, *, dim: int, dtype: torch.dtype | None) -> torch.Tensor:  # noqa: ANN401
+    """Return a contiguous CPU tensor of `dim` dimensions.
+
+    Raises:
+      HostCheckError: something else.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise HostCheckError(name, type(value).__name__, "must be a tensor")
+    if value.device.type != "cpu":
+        raise HostCheckError(name, str(value.device), "must be on the CPU")
+    if value.dim() != dim or not value.is_contiguous():
+        found = f"shape {tuple(value.shape)}, strides {value.stride()}"
+        raise HostCheckError(name, found, f"must have {dim} dimensions and be contiguous")
+    if dtype is not None and value.dtype != dtype:
+        raise HostCheckError(name, str(value.dtype), f"must be {dtype}")
+    return value
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse another shape.
+
+    Raises:
+      HostCheckError: it has one.
+    """
+    if tuple(tensor.shape) != shape:
+        raise HostCheckError(f"{name}.shape", tuple(tensor.shape), f"must be {shape}")
+
+
+def check_payload(x: Payload, edition: Edition) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return (data [n, H], scales [n, P] or None) of a dispatch.
+
+    Raises:
+      HostCheckError: a kind, dtype, shape or stride that the edition does not take.
+    """
+    if not isinstance(x, tuple):
+        if isinstance(x, list):
+            raise HostCheckError("x", "a list", "data with scales must be a tuple; a list is not recognised")
+        return check_tensor("x", x, dim=2, dtype=torch.bfloat16), None
+    if len(x) != 2:
+        raise HostCheckError("x", f"a tuple of {len(x)}", "must be (data, scales)")
+    is_ascend = edition.has_gather_idx
+    data = check_tensor("x[0]", x[0], dim=2, dtype=torch.float8_e4m3fn if is_ascend else None)
+    scales = x[1]
+    if not isinstance(scales, torch.Tensor) or scales.dim() != 2 or scales.device.type != "cpu":
+        raise HostCheckError("x[1]", type(scales).__name__, "must be a CPU tensor of 2 dimensions")
+    if scales.shape[0] != data.shape[0]:
+        raise HostCheckError(
+            "x[1].shape", tuple(scales.shape), f"must have {data.shape[0]} rows, as the data"
+        )
+    if scales.element_size() != edition.scale_pack_bytes:
+        rule = f"must have elements of {edition.scale_pack_bytes} bytes"
+        raise HostCheckError("x[1].dtype", str(scales.dtype), rule)
+    if is_ascend and 1 not in scales.stride():
+        raise HostCheckError("x[1].strides", scales.stride(), "one of them must be 1")
+    return data, scales
+
+
+def check_topk_weights(weights: torch.Tensor, shape: tuple[int, int], rank: int) -> torch.Tensor:
+    """Return [n, K] float32 weights of a dispatch.
+
+    Raises:
+      HostCheckError: another shape or dtype.
+      UndefinedError: NaN, which would travel unnoticed; names rank, token and column.
+    """
+    check_tensor("topk_weights", weights, dim=2, dtype=torch.float32)
+    check_shape("topk_weights", weights, shape)
+    bad = np.isnan(array_of(weights))
+    if bad.any():
+        token, k = np.argwhere(bad)[0]
+        field = f"topk_weights[rank {rank}, token {token}, column {k}]"
+        raise UndefinedError(field, float("nan"), "must be a number")
+    return weights
+
+
+def check_stats(stats: torch.Tensor, num_local_experts: int) -> torch.Tensor:
+    """Return [L] int32 counts to add to.
+
+    Raises:
+      HostCheckError: another shape or dtype.
+    """
+    name = "cumulative_local_expert_recv_stats"
+    check_tensor(name, stats, dim=1, dtype=torch.int32)
+    check_shape(name, stats, (num_local_experts,))
+    return stats
+
+
+def check_biases(bias: Any, shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 - judged here
+    """Return the biases of a combine, each [n, H] bf16.
+
+    Raises:
+      UndefinedError: a list, which upstream ignores silently.
+      HostCheckError: another number, shape or dtype.
+    """
+    if bias is None:
+        return ()
+    if isinstance(bias, list):
+        raise UndefinedError("bias", "a list", "must be a tensor or a tuple of two; a list would be ignored")
+    biases = bias if isinstance(bias, tuple) else (bias,)
+    if isinstance(bias, tuple) and len(bias) != 2:
+        raise HostCheckError("bias", f"a tuple of {len(bias)}", "must be a tensor or a tuple of two")
+    for number, tensor in enumerate(biases):
+        check_tensor(f"bias[{number}]", tensor, dim=2, dtype=torch.bfloat16)
+        check_shape(f"bias[{number}]", tensor, shape)
+    return biases
