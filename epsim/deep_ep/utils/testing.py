@@ -149,3 +149,40 @@ def bench_msprof(
     if return_all_kernels:
         return {"fn": profile}
     return profile if kernel_names is None or isinstance(kernel_names, str) else [profile] * len(kernel_names)
+
+
+def bench_kineto(
+    fn: Job,
+    kernel_names: str | tuple[str, ...],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: str | None = None,
+    flush_l2: bool = True,
+    barrier_comm_profiling: bool = False,
+    num_kernels_per_period: int = 1,
+    barrier: Job | None = None,
+) -> float | list[float]:
+    """Stand in for the NVIDIA edition's profiler, as `bench_msprof` does for Ascend's.
+
+    Args:
+      fn: what is timed.
+      kernel_names: a name, or a tuple of names; not checked.
+      num_tests: timed calls.
+      suppress_kineto_output: accepted and ignored, as are trace_path and flush_l2.
+      trace_path: see above; no file is written.
+      flush_l2: see above.
+      barrier_comm_profiling: as `bench_msprof`.
+      num_kernels_per_period: must be 1.
+      barrier: as `bench_msprof`.
+
+    Returns:
+      seconds of the whole call; for a tuple a list with as many of them.
+
+    Raises:
+      ValueError: as `bench`, or another number of kernels per period.
+    """
+    if num_kernels_per_period != 1:
+        raise ValueError(f"num_kernels_per_period is {num_kernels_per_period}: must be 1 without kernels")
+    before = barrier if barrier_comm_profiling and barrier is not None else None
+    mean, _, _ = bench(fn, 1, num_tests, post_fn=before, barrier=barrier)
+    return [mean] * len(kernel_names) if isinstance(kernel_names, tuple) else mean
