@@ -10,6 +10,7 @@ import torch
 
 from epsim.deep_ep.arrays import Array, array_of, tensor_of
 from epsim.deep_ep.context import Context
+from epsim.deep_ep.device import AIVS_PER_AI_CORE
 from epsim.deep_ep.dispatch_call import DispatchArguments, DispatchCall, check_host, check_ids
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.handle import EPHandle, handle_of, masked_ids
@@ -73,7 +74,12 @@ def _issue(arguments: DispatchArguments, context: Context) -> Arrived:
         exchange.agree("dispatch", error=error)
         raise
     owns = exchange.agree("dispatch", same=call.same(context), own={"num_tokens": len(ids)})
-    mode = replace(context.mode, expand=arguments.do_expand, cpu_sync=call.cpu_sync)
+    mode = replace(
+        context.mode,
+        expand=arguments.do_expand,
+        cpu_sync=call.cpu_sync,
+        num_aivs=AIVS_PER_AI_CORE * call.num_sms,
+    )
     if call.handle is not None:
         plan = call.handle.as_reference(context.rank, mode)
     else:
