@@ -166,13 +166,34 @@ class Exchange:
         self.finish(self._channel.alltoall_base(torch.from_numpy(out.reshape(-1)), flat, *splits))
         return out
 
-    def send(self, data: Bytes, rank: int, *, tag: int = 0) -> Any:  # noqa: ANN401 - torch's type
-        """Start sending bytes to one rank; `finish` the returned work, and keep the bytes until then."""
-        return self._channel.send([tensor_of(data)], rank, tag)
+    def send(self, data: Bytes, rank: int, *, tag: int = 0, doing: str | None = None) -> Any:  # noqa: ANN401
+        """Start sending bytes to one rank.
 
-    def receive(self, out: Bytes, rank: int, *, tag: int = 0) -> Any:  # noqa: ANN401 - torch's type
-        """Start receiving bytes from one rank into a writable array; `finish` the returned work."""
-        return self._channel.recv([torch.from_numpy(out)], rank, tag)
+        Args:
+          data: must stay alive and unchanged until the work is done.
+          rank: receiver.
+          tag: pairs sends with receives.
+          doing: as `finish`.
+
+        Returns:
+          the work, for `finish`.
+
+        Raises:
+          PeerLostError: the peer is gone.
+        """
+        self._doing = doing or self._doing
+        try:
+            return self._channel.send([tensor_of(data)], rank, tag)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def receive(self, out: Bytes, rank: int, *, tag: int = 0, doing: str | None = None) -> Any:  # noqa: ANN401
+        """Start receiving bytes from one rank into a writable array; as `send`."""
+        self._doing = doing or self._doing
+        try:
+            return self._channel.recv([torch.from_numpy(out)], rank, tag)
+        except RuntimeError as error:
+            raise self._lost(error) from error
 
     def finish(self, work: Any, doing: str | None = None) -> None:  # noqa: ANN401 - torch's type
         """Wait for started work.

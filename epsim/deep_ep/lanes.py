@@ -58,9 +58,10 @@ class Outbox:
         body = self.slots[self.count % inflight, : data.size]
         body[:] = data
         header = np.array([self.count, data.size], dtype=np.int64).view(np.uint8)
+        doing = f"send {self.count} to rank {self.peer}"
         works = (
-            self.exchange.send(header, self.peer, tag=self.header_tag),
-            self.exchange.send(body, self.peer, tag=self.body_tag),
+            self.exchange.send(header, self.peer, tag=self.header_tag, doing=doing),
+            self.exchange.send(body, self.peer, tag=self.body_tag, doing=doing),
         )
         self._flying.append((*works, header))
         self.count += 1
@@ -89,8 +90,7 @@ class Inbox:
         waits_for = f"receive {self.count} from rank {self.peer} waits for rank {self.peer} to send"
         if self._announced is None:
             header = np.empty(HEADER_NUMBERS, dtype=np.int64)
-            work = self.exchange.receive(header.view(np.uint8), self.peer, tag=self.header_tag)
-            self.exchange.finish(work, waits_for)
+            self._fetch(header.view(np.uint8), self.header_tag, waits_for)
             number, self._announced = header.tolist()
             assert number == self.count, f"tensor {self.count} came as number {number}"
         if self._announced != data.size:
@@ -98,7 +98,10 @@ class Inbox:
             rule = f"{self._announced} bytes were sent"
             raise UndefinedError(field, f"{data.size} bytes at the receiver", rule)
         slot = self.slots[self.count % len(self.slots), : data.size]
-        self.exchange.finish(self.exchange.receive(slot, self.peer, tag=self.body_tag), waits_for)
+        self._fetch(slot, self.body_tag, waits_for)
         data[:] = slot
         self._announced = None
         self.count += 1
+
+    def _fetch(self, out: Bytes, tag: int, waits_for: str) -> None:
+        self.exchange.finish(self.exchange.receive(out, self.peer, tag=tag, doing=waits_for), waits_for)

@@ -12,10 +12,9 @@ import torch
 from epsim.deep_ep.arrays import array_of
 from epsim.deep_ep.base import BufferBase
 from epsim.deep_ep.comm import barrier, get_comm_stream, get_logical_domain_size, get_physical_domain_size
-from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError
+from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
 from epsim.deep_ep.exchange import Bytes
 from epsim.deep_ep.lanes import Inbox, Outbox
-from reference.errors import ConfigError
 from reference.pipeline import MAX_SLOT_BYTES, TO_NEXT, TO_PREVIOUS, pipeline_buffer_bytes
 from reference.sizes import RECORD_ALIGN_BYTES, align
 
@@ -68,10 +67,8 @@ class PPBuffer(BufferBase):
         del use_huge1g_page
         if sl_idx is not None:
             raise UnsupportedError("sl_idx", sl_idx, "service levels are not supported")
-        try:
+        with raised_as(RefusedError):
             num_bytes = pipeline_buffer_bytes(num_max_tensor_bytes, num_max_inflight_tensors)
-        except ConfigError as error:
-            raise RefusedError(error.field, error.value, error.rule) from None
         super().__init__(
             group,
             timeout_secs=num_gpu_timeout_secs,

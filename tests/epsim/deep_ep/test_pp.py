@@ -182,6 +182,10 @@ def one_dies(rank, num_ranks):
         os._exit(7)
     with pytest.raises(PeerLostError, match=r"receive 0 from rank 1 waits for rank 1 to send.*died"):
         buffer.recv(torch.zeros(1), 1)
+    with pytest.raises(PeerLostError, match=r"send 0 to rank 1.*died"):
+        buffer.send(torch.zeros(1), 1)
+    with pytest.raises(PeerLostError, match=r"destroy .*died"):
+        buffer.destroy()
     return True
 
 
