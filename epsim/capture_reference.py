@@ -6,7 +6,6 @@ R ranks, T tokens of a rank, K top-k, H hidden, P scale packs, M token capacity.
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -158,21 +157,21 @@ def example_capture(
     )
     draws = np.random.default_rng(seed)
     shapes = [(number, group.hidden) for number in topk.tokens_per_rank]
+    x, scales = _payload(draws, shapes, options)
+    biases = [[draws.normal(size=shape).astype(BF16) for shape in shapes] for _ in range(num_biases)]
+    return reference_capture(
+        group, topk, x, options=options, sf=scales, bias=tuple(biases), arrival_seed=arrival_seed
+    )
+
+
+def _payload(
+    draws: np.random.Generator, shapes: list[tuple[int, int]], options: CaptureOptions
+) -> tuple[PerRank, PerRank | None]:
+    """Draw tokens, and for fp8 their scale packs."""
     dtype = FP8 if options.dtype == "fp8" else BF16
     x = [draws.normal(size=shape).astype(np.float32).astype(dtype) for shape in shapes]
+    if options.dtype != "fp8":
+        return x, None
     packs = np.dtype(f"i{options.mode().rules.scale_pack_bytes}")
     limit = np.iinfo(packs).max
-    scales = [draws.integers(limit, size=(n, -(-h // 64)), dtype=packs) for n, h in shapes]
-    bias = tuple(
-        tuple(draws.normal(size=shape).astype(ml_dtypes.bfloat16) for shape in shapes)
-        for _ in range(num_biases)
-    )
-    return reference_capture(
-        group,
-        topk,
-        x,
-        options=options,
-        sf=scales if options.dtype == "fp8" else None,
-        bias=bias,
-        arrival_seed=arrival_seed,
-    )
+    return x, [draws.integers(limit, size=(n, -(-h // 64)), dtype=packs) for n, h in shapes]

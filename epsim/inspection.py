@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from epsim.errors import InputError
 from epsim.routed import distinct_ranks
 from reference.config import EPConfig
@@ -105,11 +103,6 @@ def inspect_routing(
     """
     counts = count_rows(config, topk)
     choices = counts.expert_rows
-    aligned = np.bincount(
-        config.expert_ranks(),
-        weights=[align(int(c), config.expert_alignment) for c in choices],
-        minlength=config.ep_size,
-    )
     reached = distinct_ranks(config, topk)
     num_rows, num_choices = int(counts.rows.sum()), int(choices.sum())
     places = sum(idx.size for idx in topk.topk_idx)
@@ -123,7 +116,7 @@ def inspect_routing(
         received_rows=tuple(counts.received_rows.tolist()),
         sent_rows=tuple(counts.sent_rows.tolist()),
         expanded_rows=tuple(counts.expanded_rows.tolist()),
-        aligned_rows=tuple(int(rows) for rows in aligned),
+        aligned_rows=_aligned(config, choices.tolist()),
         active_experts=tuple(counts.active_experts(config).tolist()),
         expert_imbalance=float(choices.max() / choices.mean()) if num_choices else 0.0,
         rank_imbalance=counts.peak_over_mean,
@@ -137,6 +130,14 @@ def inspect_routing(
         rank_drop=_dropped("rank limit", counts.received_rows.tolist(), rank_limit),
         limits=tuple(limits(config, num_aivs=num_aivs, dtype=dtype, counts=counts)),
     )
+
+
+def _aligned(config: EPConfig, choices: list[int]) -> tuple[int, ...]:
+    """Return [R] expanded rows with each expert's block padded."""
+    rows = [0] * config.ep_size
+    for rank, load in zip(config.expert_ranks().tolist(), choices, strict=True):
+        rows[rank] += align(load, config.expert_alignment)
+    return tuple(rows)
 
 
 def _dropped(field: str, loads: list[int], limit: int | None) -> Dropped | None:

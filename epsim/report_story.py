@@ -26,7 +26,8 @@ def story_text(story: Story) -> str:
     lines += ["", f"{way}: one record per rank, {story.wire_bytes_out:,} bytes cross the wire"]
     lines += [f"  {_sent(record, story)}" for record in story.records]
     lines += ["", f"combine, bf16: {story.wire_bytes_back:,} bytes cross the wire"]
-    lines += [f"  {_returned(record)}" for record in story.records]
+    is_apart = any(part.level == "row" for part in story.parts)
+    lines += [f"  {_returned(record, is_apart)}" for record in story.records]
     return "\n".join([*lines, "", *_sum_lines(story)])
 
 
@@ -71,14 +72,15 @@ def _sent(record: Record, story: Story) -> str:
     return "; ".join(parts)
 
 
-def _returned(record: Record) -> str:
+def _returned(record: Record, is_apart: bool) -> str:
     how = "stays" if record.is_local else f"{record.combine_bytes:,} bytes"
     where = ""
     if record.combine_record is not None:
         where = (
             f"; group {record.combine_group}, record {record.combine_record} of the combine region at home"
         )
-    return f"from rank {record.rank}: {how}, {_columns(record.ks)}{where}"
+    what = f"k {' and k '.join(map(str, record.ks))}" if is_apart else _columns(record.ks)
+    return f"from rank {record.rank}: {how}, {what}{where}"
 
 
 def _columns(ks: Sequence[int]) -> str:

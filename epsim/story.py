@@ -185,6 +185,7 @@ class Storyteller:
             expand=self.mode.expand, allow_multiple_reduction=True, is_hybrid=is_hybrid
         )
         self.order.check_edition(self.mode.rules, is_hybrid=is_hybrid)
+        self.is_summed_first = self.order.in_rank or not self.mode.expand
         self.handles = plan_dispatch(config, topk, mode=self.mode)
         self.owner, self.local = config.expert_ranks(), local_expert_ids(config)
         is_ascend = self.mode.rules.has_gather_idx
@@ -268,14 +269,15 @@ class Storyteller:
             rows=rows,
             dispatch_bytes=self.bytes.dispatch_wire_bytes,
             dispatch_offset_bytes=offset,
-            combine_bytes=self.bytes.combine_wire_bytes,
+            # Without a sum on the expert's rank every row comes home by itself.
+            combine_bytes=self.bytes.combine_wire_bytes * (1 if self.is_summed_first else len(ks)),
             combine_group=group,
             combine_record=None if group is None else group * config.num_max_tokens_per_rank + token,
         )
 
     def _parts(self, records: list[Record]) -> tuple[SumPart, ...]:
         """Return the terms of the final sum in their order."""
-        if not self.order.in_rank and self.mode.expand:
+        if not self.is_summed_first:
             pairs = sorted((k, record.rank) for record in records for k in record.ks)
             return tuple(
                 SumPart(key=k, level="row", rank=rank, ks=(k,), is_rounded=False) for k, rank in pairs

@@ -36,30 +36,29 @@ def explain(
     Slots and rows are the canonical ones: by source rank, then token. A real run may order the tokens of one
     source rank in another way.
     """
-    from epsim.errors import InputError
     from epsim.report_story import row_text, story_text
     from epsim.story import Storyteller
 
-    by_token, by_row = (rank, token), (row, at_rank)
-    if None in by_token and None in by_row:
-        raise InputError("token", "not given", "needs --rank and --token, or --row and --at-rank")
-    if by_token != (None, None) and by_row != (None, None):
-        raise InputError("row", row, "goes without --rank and --token")
-    if received and row is None:
-        raise InputError("received", True, "goes with --row")
+    _check_question((rank, token), (row, at_rank), received)
     routed, chosen = (group or GroupOptions()).load(routing), layout or LayoutOptions()
     teller = Storyteller(
         routed.config, routed.topk, mode=chosen.mode(), dtype=dtype, order=chosen.reduction_order()
     )
     if rank is not None and token is not None:
         story = teller.token(rank, token)
-        if json:
-            print_json(story)
-        else:
-            print(story_text(story))
+        print_json(story) if json else print(story_text(story))
     elif row is not None and at_rank is not None:
         found = teller.row(at_rank, row, is_received=received)
-        if json:
-            print_json(found)
-        else:
-            print(row_text(found))
+        print_json(found) if json else print(row_text(found))
+
+
+def _check_question(token: tuple[int | None, ...], row: tuple[int | None, ...], received: bool) -> None:
+    """Refuse half a question, and two at once."""
+    from epsim.errors import InputError
+
+    if None in token and None in row:
+        raise InputError("token", "not given", "needs --rank and --token, or --row and --at-rank")
+    if token != (None, None) and row != (None, None):
+        raise InputError("row", row[0], "goes without --rank and --token")
+    if received and row[0] is None:
+        raise InputError("received", True, "goes with --row")

@@ -151,6 +151,10 @@ def test_other_recipes_tell_another_sum():
     once = Storyteller(config, topk, mode=flat, order=ONE_ROUNDING).token(0, 0)
     assert [(p.level, p.key, p.is_rounded) for p in once.parts] == [("row", k, False) for k in range(4)]
     assert "first" not in story_text(once)
+    alone = {r.rank: r.combine_bytes // len(r.ks) for r in once.records}
+    assert {r.rank: len(r.ks) for r in once.records} == {0: 2, 1: 1, 3: 1}
+    assert len(set(alone.values())) == 1
+    assert "k 0 and k 2" in story_text(once)
     hybrid = DispatchMode(edition="nvidia-v2", num_scaleup_ranks=2)
     twice = Storyteller(config, topk, mode=hybrid, order=RANK_THEN_DOMAIN).token(0, 0)
     assert [(p.level, p.key, p.ks) for p in twice.parts] == [("domain", 1, (1,)), ("domain", 3, (0, 2, 3))]
