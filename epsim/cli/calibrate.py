@@ -101,16 +101,15 @@ def _knee(text: str) -> "float | Literal['grid']":
 
 
 def _write(result: "Calibration", out: Path | None, csv: Path | None) -> list[Path]:
-    """Write profile and records, all texts made before the first file."""
-    from epsim.files import write_atomically
+    """Write profile and records, both or neither."""
+    from epsim.files import write_files
     from epsim.profile import profile_toml
     from epsim.report_measured import calibration_records, records_csv
 
-    texts: dict[Path, str] = {}
+    texts: list[tuple[Path, str]] = []
     if out is not None:
-        texts[out] = profile_toml(result.software)
+        texts.append((out, profile_toml(result.software)))
     if csv is not None:
-        texts[csv] = records_csv(calibration_records(result))
-    for path, text in texts.items():
-        write_atomically(path, text)
-    return list(texts)
+        texts.append((csv, records_csv(calibration_records(result))))
+    write_files(texts)
+    return [path for path, _ in texts]

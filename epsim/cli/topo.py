@@ -171,7 +171,7 @@ def draw(system: SystemArgument, /, *, out: DrawTarget, hccl: Hccl = None, json:
     writers: dict[str, Callable[[Any], str]] = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot}
     if out.suffix.lower() not in writers:
         raise InputError("out", str(out), "must end in .svg or .dot")
-    _write({out: writers[out.suffix.lower()](_load(system, hccl).topology)}, json)
+    _write([(out, writers[out.suffix.lower()](_load(system, hccl).topology))], json)
 
 
 def _load(system: str, hccl: HcclOptions | None) -> "System":
@@ -196,23 +196,24 @@ def _format_of(out: Path) -> Format:
     raise InputError("output file", str(out), "does not tell its format; add --to toml, topo or ranktable")
 
 
-def _converted(system: "System", target: Format, out: Path, topo_out: Path | None) -> dict[Path, str]:
+def _converted(system: "System", target: Format, out: Path, topo_out: Path | None) -> list[tuple[Path, str]]:
     """Make all texts before any is written."""
     from topology.cluster import to_toml
     from topology.hccl_files import hccl_from_topology
     from topology.listing import list_links
 
     if target == "toml":
-        return {out: to_toml(system.config or list_links(system.topology))}
+        return [(out, to_toml(system.config or list_links(system.topology)))]
     if target == "topo" and system.topo is not None:
-        return {out: system.topo.to_json()}
+        return [(out, system.topo.to_json())]
     if target == "ranktable" and system.table is not None and topo_out is None:
-        return {out: system.table.to_json()}
+        return [(out, system.table.to_json())]
     named = None if topo_out is None else _relative(topo_out, out.parent)
     topo, table = hccl_from_topology(system.topology, named)
     if target == "topo":
-        return {out: topo.to_json()}
-    return {out: table.to_json()} if topo_out is None else {topo_out: topo.to_json(), out: table.to_json()}
+        return [(out, topo.to_json())]
+    texts = [(out, table.to_json())]
+    return texts if topo_out is None else [(topo_out, topo.to_json()), *texts]
 
 
 def _relative(path: Path, start: Path) -> str:
@@ -221,15 +222,14 @@ def _relative(path: Path, start: Path) -> str:
     return os.path.relpath(path, start)
 
 
-def _write(texts: dict[Path, str], json: bool) -> None:
-    from epsim.files import write_atomically
+def _write(texts: list[tuple[Path, str]], json: bool) -> None:
+    from epsim.files import write_files
 
-    for path, text in texts.items():
-        write_atomically(path, text)
+    write_files(texts)
     if json:
-        _print_json({"written": [str(path) for path in texts]})
+        _print_json({"written": [str(path) for path, _ in texts]})
     else:
-        print("\n".join(f"wrote {path}" for path in texts))
+        print("\n".join(f"wrote {path}" for path, _ in texts))
 
 
 def _layer_facts(layer: "LayerSummary") -> dict[str, str]:

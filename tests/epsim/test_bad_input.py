@@ -176,6 +176,12 @@ OTHERS = {
     "calibrate --fit hbm_rate": "hbm_rate",
     "calibrate --knee some": "must be grid or a number of ranks",
     "calibrate --out x.json": "must end in .toml",
+    "calibrate --draws 0 --out x.toml --csv no/such/x.csv": "cannot be written",
+    "calibrate --draws 0 --out x.toml --csv ./x.toml": "for two outputs",
+    "calibrate --draws 0 --out x.toml --csv ''": "must name a file",
+    "calibrate --draws 0 --out x.toml --csv /dev/stdout": "is a device",
+    "topo convert ubl128 rank.json --topo-out rank.json": "is named for two outputs",
+    "topo convert ubl128 rank.json --topo-out no/such/topo.json": "cannot be written",
 }
 
 CASES = [
