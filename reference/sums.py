@@ -92,7 +92,7 @@ def ordered_sums(
         rounded = scratch.rows("rounded", len(out), BF16)
         np.copyto(rounded, total, casting="same_kind")
     out[order] = rounded.view(np.uint16)
-    if start == "first_row" and not biases:
+    if start == "first_row" and len(biases) <= 1:
         # A copy keeps every bit of a NaN, a sum need not.
-        single = terms.count == 1
-        out[single] = pool[terms.positions[terms.first[single]]]
+        single = terms.count + len(biases) == 1
+        out[single] = biases[0][single] if biases else pool[terms.positions[terms.first[single]]]

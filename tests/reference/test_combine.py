@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reference.combine import combine
 from reference.compare import assert_equal
 from reference.config import EPConfig
+from reference.definition_combine import define_combine
 from reference.dispatch import dispatch, dispatch_cached
 from reference.errors import ConfigError
 from reference.handle import DispatchMode
@@ -200,3 +201,16 @@ def test_library_orders():
         assert have == want
     with pytest.raises(ConfigError, match="needs in_rank"):
         ReductionOrder(in_rank=False, in_domain=True)
+
+
+@pytest.mark.parametrize("path", [combine, define_combine], ids=["vectorised", "definition"])
+def test_ascend_copies_a_single_input_bit_for_bit(path):
+    """A signalling NaN with a payload survives as the only row, and as the only bias of a masked token."""
+    config = EPConfig(ep_size=1, num_experts=2, num_topk=1, hidden=1, num_max_tokens_per_rank=2)
+    topk = TopK(num_experts=2, topk_idx=(np.array([[1], [-1]]),))
+    _, handles = dispatch(config, topk, [np.zeros((2, 1), BF16)])
+    y = [np.array([[0xFFA5]], np.uint16).view(BF16)]
+    bias = ([np.array([[0x7FA1], [0x7FA1]], np.uint16).view(BF16)],)
+    alone = path(handles, y, order=RANK_REDUCED)[0].combined_x
+    assert alone.view(np.uint16).ravel().tolist() == [0xFFA5, 0]
+    assert path(handles, y, order=RANK_REDUCED, bias=bias)[0].combined_x.view(np.uint16)[1, 0] == 0x7FA1

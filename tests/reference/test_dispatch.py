@@ -180,6 +180,16 @@ def test_ascend_slots_stay_inside_their_core_and_fill_descriptors_of_six(num_aiv
                 assert [s - rows[0][2] for _, _, s in rows] == list(range(len(rows)))
 
 
+def test_nvidia_slots_are_open_across_cores():
+    """One counter per target: a core per token, which fixes Ascend's order, does not fix NVIDIA's."""
+    config, topk, _ = small_exchange()
+    for edition, is_open in (("ascend", False), ("nvidia-v2", True)):
+        modes = [DispatchMode(edition=edition, num_aivs=64, arrival_seed=seed) for seed in (None, 1)]
+        plain, shuffled = (plan_dispatch(config, topk, mode=mode) for mode in modes)
+        pairs = zip(plain, shuffled, strict=True)
+        assert is_open == any((a.dst_buffer_slot_idx != b.dst_buffer_slot_idx).any() for a, b in pairs)
+
+
 @given(exchange=exchanges(), seed=st.integers(0, 99))
 def test_deterministic_mode_hides_the_shuffle(exchange, seed):
     """Payload and weights are those of the canonical order; Ascend's table of rows stays as it arrived."""
@@ -236,8 +246,10 @@ def test_scales_in_both_orders(edition, pack, step, column_major_input):
     rng = np.random.default_rng(1)
     scales = [random_bits(rng, (n, 3), pack) for n in topk.tokens_per_rank]
     given_scales = [np.asfortranarray(s) if column_major_input else s for s in scales]
+    config = dataclasses.replace(config, expert_alignment=1)  # so that row counts are no multiple of 4
     mode = DispatchMode(edition=edition)
     rows, handles = dispatch(config, topk, x, scales=scales, mode=mode)
+    assert any(handle.num_rows % 4 for handle in handles)
     columns, _ = dispatch(config, topk, x, scales=given_scales, mode=mode, column_major_scales=True)
     assert_equal(rows, columns, strict_zero=True)
     for row, column, handle in zip(rows, columns, handles, strict=True):
