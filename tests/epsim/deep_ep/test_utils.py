@@ -293,6 +293,54 @@ def test_references_take_a_group():
     assert run_ranks(subgroup, 4) == [True] * 4
 
 
+def gathered(tensor, num_ranks):
+    parts = [torch.empty_like(tensor) for _ in range(num_ranks)]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def public_program(rank, num_ranks):
+    torch.set_default_dtype(torch.bfloat16)  # as init_dist does
+    deep_ep.init_seed(3)
+    group, pair = dist.group.WORLD, [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    plan = deep_ep.BufferAllocator()
+    whole = plan.allocate((2 * num_ranks, 5), torch.float32)
+    bucket = deep_ep.BucketBuffer([group, pair], plan, explicitly_destroy=True)
+    source = whole.view(num_ranks, -1)[rank].normal_()
+    right = gathered(source, num_ranks)
+    assert torch.equal(bucket.all_gather(source, group=group, num_sms=0).wait(), right)
+    with bucket.session():
+        result = bucket.all_gather(torch.full((3,), float(rank)), group=pair).wait()
+    assert result.tolist() == [rank // 2 * 2] * 3 + [rank // 2 * 2 + 1] * 3
+    bucket.destroy()
+    pipe = deep_ep.PPBuffer(group, 1000, 2, explicitly_destroy=True)
+    x = torch.randn(10)
+    received = torch.empty(10)
+    pipe.send(x, (rank + 1) % num_ranks)
+    pipe.recv(received, (rank - 1) % num_ranks)
+    assert torch.equal(received, gathered(x, num_ranks).view(num_ranks, -1)[rank - 1])
+    pipe.destroy()
+    setup = deep_ep.EngramBuffer.get_theoretical_config(group, 1, 3, 2)
+    sizes = deep_ep.EngramBuffer.get_storage_size_hint(group, [4], 8, 3, 2)
+    engram = deep_ep.EngramBuffer(group, *sizes, False, *setup, explicitly_destroy=True)
+    engram.set_config([4], 8, 3, 2)
+    entries = torch.randn(4, 8)
+    engram.write([entries], sfs=None)
+    ids = torch.randint(0, 4 * num_ranks, (1, 3, 2), dtype=torch.int32)
+    (hook,) = engram.fetch(ids, num_qps=0)
+    assert torch.equal(hook(), gathered(entries, num_ranks)[ids[0].view(-1)].view(3, -1))
+    engram.barrier(with_cpu_sync=True)
+    assert engram.get_physical_domain_size() == (1, num_ranks)
+    engram.destroy()
+    return True
+
+
+def test_a_program_of_public_names_runs_in_inference_mode():
+    """As upstream's own tests do, with bf16 as the default dtype."""
+    assert run_ranks(public_program, 4) == [True] * 4
+
+
 def test_the_launch_environment_is_read_both_ways(monkeypatch):
     """Upstream counts hosts where torchrun counts processes."""
     names = ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
