@@ -69,6 +69,11 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module's attribute may be
     return value
 
 
+def __dir__() -> list[str]:
+    """Name the public names too, before they are loaded."""
+    return sorted({*globals(), *_HOME})
+
+
 class _Package(ModuleType):
     """Keeps `epsim.predict` the function, also where the submodule was imported first."""
 

@@ -5,7 +5,7 @@ from statistics import mode
 
 import numpy as np
 
-from epsim.assess import assumptions, validity
+from epsim.assess import assumptions, evidence
 from epsim.closedform import Operation, OperationBytes, Terms, evaluate, payload_rate
 from epsim.counting import Counted
 from epsim.errors import InputError
@@ -98,7 +98,9 @@ class Case:
         }
         bound, binding = classify(terms, mode(terms_of.outlasting for _, terms_of in runs))
         limit_rate = payload_rate(platform.network, platform.hardware) / 1e9
-        confidence, band, why = validity(platform, config, counted, mean["tokens"], self.pod_size)
+        broken = self._limits(counted)
+        fixed = (terms["fixed"] + terms["issue"] + terms["staging"]) / max(mean["time_us"], 1e-9)
+        trust = evidence(platform, config, counted, self.operation, self.pod_size, fixed, broken)
         return Prediction(
             system=platform.name,
             hardware=platform.hardware.name,
@@ -111,6 +113,7 @@ class Case:
             num_experts=config.num_experts,
             num_topk=config.num_topk,
             routing=counted.text,
+            fingerprint=counted.workload.fingerprint,
             bound=bound,
             binding=binding,
             gb_per_s_min=mean["min"],
@@ -126,11 +129,11 @@ class Case:
             peak_over_mean=mean["peak"],
             epilogue_us=mean["epilogue_us"] / platform.hardware.hbm_rate.value,
             buffer_bytes=self._buffer_bytes(),
-            confidence=confidence,
-            error_band=band,
-            validity=why,
+            confidence=trust.confidence,
+            error_band=trust.error_band,
+            validity=trust.validity,
             assumptions=assumptions(platform, config, counted, self.pod_size, self.two_layer),
-            limits=self._limits(counted),
+            limits=broken,
         )
 
     def _limits(self, counted: Counted) -> tuple[Limit, ...]:

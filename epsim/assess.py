@@ -1,58 +1,134 @@
 """How far a prediction can be trusted, and what it rests on."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from epsim.closedform import Operation
 from epsim.counting import Counted
 from epsim.options import TwoLayer
 from epsim.platform import Platform
 from epsim.prediction import Confidence
+from epsim.profile import numbers_digest
 from reference.config import EPConfig
+from reference.limits import Limit
 
-CALIBRATED_BAND = 0.02
-"""Expected relative error inside the fitted domain. Source: network.md 10.7, caveats: plan for 1-2 %."""
+NEAR_FACTOR = 4
+"""Just outside the fitted domain expect this many times its error: about 8 % for the 2 % inside.
 
-NEAR_BAND = 0.08
-"""Just outside it. Source: the same, 3-8 %."""
+The fit's authors' caveats say 1-2 % inside EP8-EP128 and 3-8 % just outside (docs/sources.md, network notes).
+"""
+
+FIXED_SHARE = 0.05
+"""Above this share of launch, barriers and posting a case is not the high-throughput path of the fit."""
 
 
-def validity(
-    platform: Platform, config: EPConfig, counted: Counted, tokens: float, pod_size: int | None
-) -> tuple[Confidence, float | None, str]:
-    """Say how far the fit speaks for this case; the bands are network.md section 10.7's caveats."""
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """How far the fit speaks for a case.
+
+    Args:
+      confidence: evidence class.
+      error_band: expected relative error; None = unknown.
+      validity: why, in one sentence.
+    """
+
+    confidence: Confidence
+    error_band: float | None
+    validity: str
+
+
+def evidence(
+    platform: Platform,
+    config: EPConfig,
+    counted: Counted,
+    operation: Operation,
+    pod_size: int | None,
+    fixed_share: float,
+    limits: tuple[Limit, ...],
+) -> Evidence:
+    """Compare a case with what the profile was fitted on.
+
+    Args:
+      platform: network and profiles.
+      config: the group.
+      counted: routing.
+      operation: which one.
+      pod_size: ranks of a scale-up domain, None = one holds the group.
+      fixed_share: of the time that is neither wire nor memory.
+      limits: what the library would refuse.
+    """
     soft = platform.software
     least, most = int(soft.calibrated_ranks_least.value), int(soft.calibrated_ranks_most.value)
     if not least:
-        return "not calibrated", None, f"profile {soft.name} was fitted on no measurement of this path"
-    domain = f"fitted on EP{least}-EP{most}, high throughput, uniform routing"
-    if platform.hardware.name != soft.calibrated_hardware.value:
-        return (
-            "not calibrated",
-            None,
-            f"{domain} on {soft.calibrated_hardware.value}, and this is {platform.hardware.name}",
+        return Evidence(
+            confidence="not calibrated",
+            error_band=None,
+            validity=f"profile {soft.name} was fitted on no measurement of this path",
         )
-    changed = [
-        key
-        for key in platform.settings
-        if key in soft.__dataclass_fields__ or key in platform.hardware.__dataclass_fields__
-    ]
-    if changed:
-        return "not calibrated", None, f"{domain}, and {', '.join(changed)} was changed"
+    domain = f"fitted on EP{least}-EP{most}, {soft.calibrated_operations.value}, uniform routing"
+    far = next(_outside(platform, config, counted, operation, pod_size, fixed_share, limits), None)
+    if far:
+        return Evidence(confidence="not calibrated", error_band=None, validity=f"{domain}; {far}")
+    band = soft.calibrated_error.value
+    near = next(_beside(platform, config, counted), None)
+    if near:
+        return Evidence(
+            confidence="extrapolated", error_band=NEAR_FACTOR * band, validity=f"{domain}; {near}"
+        )
+    return Evidence(confidence="calibrated", error_band=band, validity=domain)
+
+
+def _outside(
+    platform: Platform,
+    config: EPConfig,
+    counted: Counted,
+    operation: Operation,
+    pod_size: int | None,
+    fixed_share: float,
+    limits: tuple[Limit, ...],
+) -> Iterator[str]:
+    """Yield what puts a case out of reach of the fit, the weightiest first."""
+    soft, hard, network = platform.software, platform.hardware, platform.network
+    if any(limit.severity == "error" for limit in limits):
+        yield "the library refuses this run"
+    if hard.name != soft.calibrated_hardware.value:
+        yield f"on {soft.calibrated_hardware.value}, and this is {hard.name}"
+    if numbers_digest(hard, soft) != soft.calibrated_digest.value:
+        said = ", ".join(platform.settings) or f"a number of {hard.name} or {soft.name}"
+        yield f"{said} was changed since"
     if pod_size is not None:
-        return "not calibrated", None, f"{domain}, within one supernode"
-    if platform.network.is_mesh:
-        return "not calibrated", None, f"{domain}, on netlayer 1, not on a server mesh"
-    if tokens < soft.calibrated_tokens_least.value / 4:
-        return "not calibrated", None, f"{domain}; small batches rest on fixed costs that nobody measured"
-    inside = least <= config.ep_size <= most and tokens >= soft.calibrated_tokens_least.value
+        yield "within one supernode"
+    if network.is_mesh:
+        yield "on netlayer 1, not on a server mesh"
+    if network.scaleup_bytes_per_s != hard.scaleup_rate.value:
+        yield f"at {hard.scaleup_rate.text} per card"
+    if network.notes:
+        yield network.notes[0]
+    dtype = "bf16" if operation == "combine" else counted.workload.dispatch_dtype
+    if f"{operation} {dtype}" not in soft.calibrated_operations.value.split(", "):
+        yield f"{operation} {dtype} was not measured"
+    if not counted.is_uniform or counted.workload.masked_ratio:
+        yield "skewed or masked routing was not measured"
+    if fixed_share > FIXED_SHARE:
+        yield f"launch, barriers and posting are {fixed_share:.0%} of the time, and nobody measured them"
+    if not soft.calibrated_hidden_least.value / 2 <= config.hidden <= 2 * soft.calibrated_hidden_most.value:
+        yield f"hidden {config.hidden} is far from what was measured"
+    if not soft.calibrated_topk_least.value / 2 <= config.num_topk <= 2 * soft.calibrated_topk_most.value:
+        yield f"top-{config.num_topk} is far from what was measured"
+    if not soft.calibrated_ranks_least.value / 4 <= config.ep_size <= 2 * soft.calibrated_ranks_most.value:
+        yield f"EP{config.ep_size} is far from what was measured"
+
+
+def _beside(platform: Platform, config: EPConfig, counted: Counted) -> Iterator[str]:
+    """Yield what puts a case just outside the fitted domain."""
+    soft = platform.software
+    if not soft.calibrated_ranks_least.value <= config.ep_size <= soft.calibrated_ranks_most.value:
+        yield f"EP{config.ep_size} lies just outside"
     if (
-        inside
-        and counted.is_uniform
-        and platform.network.scaleup_bytes_per_s == platform.hardware.scaleup_rate.value
+        counted.workload.tokens_per_rank
+        and min(counted.workload.tokens_per_rank) < soft.calibrated_tokens_least.value
     ):
-        return "calibrated", CALIBRATED_BAND, domain
-    if platform.network.scaleup_bytes_per_s != platform.hardware.scaleup_rate.value:
-        return "not calibrated", None, f"{domain}, at {platform.hardware.scaleup_rate.text} per card"
-    if least / 4 <= config.ep_size <= 2 * most and counted.is_uniform:
-        return "extrapolated", NEAR_BAND, f"{domain}; this case lies just outside"
-    return "not calibrated", None, domain
+        yield "fewer tokens than measured"
 
 
 def assumptions(
@@ -84,6 +160,12 @@ def assumptions(
         said.append("scale-out and scale-up transfers overlap")
         if two_layer == "dedup" and platform.edition == "ascend":
             said.append("upstream DeepEP-Ascend has no hybrid mode yet; two_layer=flat is what it does")
+    if network.topology is not None and network.scaleup_bytes_per_s != hard.scaleup_rate.value:
+        said.append(
+            f"link rates are the graph's ({network.scaleup_bytes_per_s / 1e9:g} GB/s for the slowest card), "
+            f"not those of profile {hard.name}"
+        )
+    said += network.notes
     if network.is_mesh:
         said.append("server mesh: a pair of cards uses only its own link")
     return tuple(said)

@@ -4,20 +4,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from epsim.errors import InputError
 from reference.config import EPConfig
 from reference.counts import Counts, ExpectedCounts
-from reference.expected import check_masked_ratio, expected_rows
+from reference.expected import expected_rows
 from reference.files import LOAD_SUFFIXES, ROUTING_SUFFIXES, read_loads, read_routing
-from reference.generate import generate_topk, parse_routing, sample_loads
+from reference.generate import ROUTINGS, parse_routing
+from reference.manifest import Workload, workload_of_routing
 from reference.plan import count_rows
+from reference.sizes import Dtype
 from reference.topk import TopK
 
 Draws = int | Literal["auto"] | None
 TOKENS_PER_AUTO_DRAW = 2_000_000
 MAX_DRAWS = 64
+MAX_SAMPLED_CHOICES = 10**9
+"""Eight gigabytes of ids; uniform routing without draws needs no sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +33,13 @@ class Counted:
       draws: one per sampled routing; a single expectation, or the counts of a given table.
       text: how they were made, for people.
       is_uniform: whether every K-subset was equally likely.
+      workload: what was counted (of several draws the first), with its fingerprint.
     """
 
     draws: tuple[Counts, ...]
     text: str
     is_uniform: bool
+    workload: Workload
 
     @property
     def is_exact(self) -> bool:
@@ -40,70 +47,110 @@ class Counted:
         return isinstance(self.draws[0], ExpectedCounts)
 
 
-def count_routing(
-    config: EPConfig,
-    per_rank: tuple[int, ...],
-    pod_size: int | None,
-    routing: str | Path | TopK,
-    seed: int,
-    draws: Draws,
-    masked_ratio: float,
-) -> Counted:
-    """Count the rows of a routing, by expectation or in samples.
-
-    Args:
-      config: the group.
-      per_rank: [R] tokens.
-      pod_size: ranks of a scale-up domain, None = one holds the group.
-      routing: see `epsim.predict.predict`.
-      seed: of the first draw; draw i uses seed + i.
-      draws: see `epsim.predict.predict`.
-      masked_ratio: chance that a choice is masked.
+def check_draws(draws: Draws) -> None:
+    """Refuse a number of draws that is none.
 
     Raises:
-      InputError: draws out of range.
-      ConfigError: a bad routing or file.
+      InputError: neither auto nor a whole number in range.
     """
-    check_masked_ratio(masked_ratio)
     if draws is not None and draws != "auto" and not (type(draws) is int and 1 <= draws <= MAX_DRAWS):
         raise InputError("draws", draws, f"must be auto or a whole number from 1 to {MAX_DRAWS}")
+
+
+def is_table(routing: str | Path | TopK) -> bool:
+    """Tell whether a routing is given token by token, not by a law or a histogram.
+
+    Raises:
+      InputError: it is empty.
+    """
     if isinstance(routing, TopK):
-        return Counted(
-            draws=(count_rows(config, routing, pod_size=pod_size),), text="given", is_uniform=False
-        )
+        return True
     if not str(routing):
         raise InputError("routing", routing, "must name a law, as uniform, or a file")
+    if str(routing).partition(":")[0] in ROUTINGS:
+        # A folder of that name does not change what the word means; ./uniform is the folder.
+        return False
     path = Path(routing)
-    if (path.suffix in ROUTING_SUFFIXES and not is_histogram(path)) or path.is_dir() or "*" in str(routing):
-        topk = read_routing(routing, config)
-        return Counted(
-            draws=(count_rows(config, topk, pod_size=pod_size),), text=str(routing), is_uniform=False
-        )
-    number = _num_draws(draws, sum(per_rank))
+    return (
+        (path.suffix in ROUTING_SUFFIXES and not is_histogram(path)) or path.is_dir() or "*" in str(routing)
+    )
+
+
+def count_table(config: EPConfig, routing: str | Path | TopK, pod_size: int | None, dtype: Dtype) -> Counted:
+    """Count a routing that is given token by token.
+
+    Raises:
+      ConfigError: a bad routing or file.
+    """
+    topk = routing if isinstance(routing, TopK) else read_routing(routing, config)
+    return Counted(
+        draws=(count_rows(config, topk, pod_size=pod_size),),
+        text="given" if isinstance(routing, TopK) else str(routing),
+        is_uniform=False,
+        workload=workload_of_routing(config, topk, dispatch_dtype=dtype),
+    )
+
+
+def describe_law(
+    config: EPConfig,
+    per_rank: tuple[int, ...],
+    routing: str | Path,
+    seed: int,
+    masked_ratio: float,
+    dtype: Dtype,
+) -> Workload:
+    """Describe a law, or a load histogram in a file, as a workload.
+
+    Raises:
+      ConfigError: a bad law, file or number.
+    """
+    path = Path(routing)
+    loads = None
     if path.suffix in LOAD_SUFFIXES:
-        loads = read_loads(path, config)
-        sampled = [
-            sample_loads(config, loads, tokens_per_rank=per_rank, seed=seed + i, masked_ratio=masked_ratio)
-            for i in range(number or 1)
-        ]
-        counts = tuple(count_rows(config, topk, pod_size=pod_size) for topk in sampled)
-        return Counted(draws=counts, text=f"{routing} (seed {seed}, {len(counts)} draws)", is_uniform=False)
-    spec = parse_routing(str(routing))
-    masked = f", {masked_ratio:g} masked" if masked_ratio else ""
-    if spec.kind == "uniform" and number == 0 and not config.is_redundant:
-        exact = expected_rows(config, per_rank, masked_ratio=masked_ratio, pod_size=pod_size)
-        return Counted(draws=(exact,), text=f"uniform{masked} (exact expectation)", is_uniform=True)
-    counts = tuple(
-        count_rows(
-            config,
-            generate_topk(config, spec, tokens_per_rank=per_rank, seed=seed + i, masked_ratio=masked_ratio),
-            pod_size=pod_size,
+        loads = tuple(read_loads(path, config).tolist())
+    return Workload(
+        config=config,
+        tokens_per_rank=per_rank,
+        routing="loads" if loads is not None else parse_routing(str(routing)).text,
+        seed=seed,
+        masked_ratio=masked_ratio,
+        loads=loads,
+        dispatch_dtype=dtype,
+    )
+
+
+def count_workload(workload: Workload, pod_size: int | None, draws: Draws) -> Counted:
+    """Count the rows of a law, by expectation or in samples.
+
+    Args:
+      workload: a law or a histogram; draw i uses its seed + i.
+      pod_size: ranks of a scale-up domain, None = one holds the group.
+      draws: see `epsim.predict.predict`.
+
+    Raises:
+      ConfigError: the group cannot have this routing.
+    """
+    config, seed = workload.config, workload.seed
+    number = _num_draws(draws, sum(workload.tokens_per_rank))
+    masked = f", {workload.masked_ratio:g} masked" if workload.masked_ratio else ""
+    is_uniform = workload.routing == "uniform"
+    if is_uniform and number == 0 and not config.is_redundant:
+        exact = expected_rows(
+            config, workload.tokens_per_rank, masked_ratio=workload.masked_ratio, pod_size=pod_size
         )
+        text = f"uniform{masked} (exact expectation)"
+        return Counted(draws=(exact,), text=text, is_uniform=True, workload=workload)
+    choices = sum(workload.tokens_per_rank) * config.num_topk
+    if choices > MAX_SAMPLED_CHOICES:
+        rule = f"sampling holds every choice in memory; at most {MAX_SAMPLED_CHOICES:,} are taken"
+        raise InputError("tokens x top-k", choices, rule)
+    counts = tuple(
+        count_rows(config, msgspec.structs.replace(workload, seed=seed + i).topk(), pod_size=pod_size)
         for i in range(number or 1)
     )
     plural = "draw" if len(counts) == 1 else "draws"
-    text = f"{spec.text}{masked} (seed {seed}, {len(counts)} {plural})"
-    return Counted(draws=counts, text=text, is_uniform=spec.kind == "uniform")
+    text = f"{workload.routing}{masked} (seed {seed}, {len(counts)} {plural})"
+    return Counted(draws=counts, text=text, is_uniform=is_uniform, workload=workload)
 
 
 def is_histogram(path: Path) -> bool:

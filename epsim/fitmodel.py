@@ -9,7 +9,6 @@ import numpy as np
 from epsim.calibration import Residual
 from epsim.cases import Target, metric_bytes, target_of
 from epsim.closedform import OperationBytes, evaluate
-from epsim.counting import count_routing
 from epsim.errors import InputError
 from epsim.loads import Floats, RankLoads, rank_loads
 from epsim.measured import SCALEOUT, Measurement, Range
@@ -20,6 +19,7 @@ from epsim.quantity import Parameter, Quantity
 from reference.config import EPConfig
 from reference.counts import Counts
 from reference.errors import ConfigError
+from reference.expected import expected_rows
 from reference.generate import stepped_token_counts
 from reference.sizes import Edition, row_bytes
 from topology.source import Source
@@ -221,7 +221,7 @@ def _case(
         )
         key = (config, is_stepped)
         if key not in counted:
-            counted[key] = count_routing(config, tokens, None, "uniform", 0, None, 0.0).draws[0]
+            counted[key] = expected_rows(config, tokens)
     except ConfigError as error:
         raise InputError(f"{row.where}, {error.field}", error.value, error.rule) from error
     counts = counted[key]

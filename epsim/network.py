@@ -34,6 +34,7 @@ class Network:
       scaleout_bytes_per_s: scale-out rate of a card after oversubscription; 0 = none.
       latency_s: one way over the scale-up tier.
       topology: the graph behind it; None when only a profile is known.
+      notes: what a reader of a prediction must know of it: defects, assumed rates.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Network:
     scaleout_bytes_per_s: float
     latency_s: float
     topology: Topology | None = None
+    notes: tuple[str, ...] = ()
 
 
 def network_of_profile(hardware: Hardware) -> Network:
@@ -59,11 +61,15 @@ def network_of_profile(hardware: Hardware) -> Network:
     )
 
 
-def network_of_topology(topology: Topology) -> Network:
+def network_of_topology(topology: Topology, notes: tuple[str, ...] = ()) -> Network:
     """Summarise a graph.
 
     The slowest card sets the rate, because the exit barrier waits for it. Netlayer 1 is used where it
     exists, as DeepEP-Ascend does; a server mesh (netlayer 0) only without it.
+
+    Args:
+      topology: the graph.
+      notes: see `Network`.
 
     Raises:
       InputError: the graph connects no cards.
@@ -88,6 +94,7 @@ def network_of_topology(topology: Topology) -> Network:
         else scaleout.npu_bytes_per_s_min / _worst_tier(scaleout),
         latency_s=scaleup.latency_ps_max * 1e-12,
         topology=topology,
+        notes=notes,
     )
 
 

@@ -58,6 +58,9 @@ def predictions_plot(
         f"hidden {first.hidden}, top-{first.num_topk} of {first.num_experts}",
         fontsize=11,
     )
+    evidence = ", ".join(dict.fromkeys(item.confidence for item in items))
+    routings = ", ".join(dict.fromkeys(item.routing for item in items))
+    figure.supxlabel(f"{evidence}; routing {routings}", fontsize=8)
     out = io.BytesIO()
     # Without a fixed salt and date, SVG ids and metadata would differ between runs.
     with mpl.rc_context({"svg.hashsalt": "epsim"}):

@@ -8,6 +8,7 @@ from typing import Literal, overload
 
 from epsim.closedform import MEMORY_TERMS, NETWORK_TERMS, Operation
 from reference.limits import Limit
+from reference.manifest import Workload
 
 Bound = Literal["network-limited", "memory-limited", "kernel-limited"]
 Confidence = Literal["calibrated", "extrapolated", "not calibrated"]
@@ -47,6 +48,7 @@ class Prediction:
       num_experts: physical experts.
       num_topk: choices of a token.
       routing: text of the routing and how it was counted.
+      fingerprint: of the workload (group, tokens, routing, seed, dtype): equal workloads, equal text.
       bound: what limits it, the first word of the answer.
       binding: the resource behind it.
       gb_per_s_min: of the rank with the fewest received bytes.
@@ -80,6 +82,7 @@ class Prediction:
     num_experts: int
     num_topk: int
     routing: str
+    fingerprint: str
     bound: Bound
     binding: str
     gb_per_s_min: float
@@ -138,9 +141,10 @@ def classify(terms: Mapping[str, float], outlasting: Collection[str] = ()) -> tu
 class Predictions(Sequence[Prediction]):
     """Predictions in the order asked for; prints as a table, also in a notebook."""
 
-    def __init__(self, items: Sequence[Prediction]) -> None:
-        """Hold the items."""
+    def __init__(self, items: Sequence[Prediction], workloads: Sequence[Workload] = ()) -> None:
+        """Hold the items, and what was predicted for: one workload per group size."""
         self._items = tuple(items)
+        self.workloads = tuple(workloads)
 
     def __len__(self) -> int:
         """Return the number of predictions."""
@@ -177,16 +181,20 @@ class Predictions(Sequence[Prediction]):
 
         return predictions_text(self)
 
+    def __repr__(self) -> str:
+        """Return the table too: what a prompt shows."""
+        return str(self)
+
     def _repr_html_(self) -> str:
         from epsim.report import predictions_html
 
         return predictions_html(self)
 
-    def to_json(self) -> bytes:
-        """Return all fields as JSON, one object per prediction."""
+    def to_json(self) -> str:
+        """Return all fields as JSON text, one object per prediction."""
         import msgspec
 
-        return msgspec.json.format(msgspec.json.encode(self._items), indent=2)
+        return msgspec.json.format(msgspec.json.encode(self._items), indent=2).decode()
 
     def to_csv(self) -> str:
         """Return one line per prediction; the time split in columns of its own."""

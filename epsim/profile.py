@@ -5,6 +5,7 @@ A profile file has `name`, `title` and a table `parameters`; each parameter is a
 """
 
 import difflib
+import hashlib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -144,6 +145,23 @@ class Software:
     calibrated_tokens_least: Quantity = _declared(
         Parameter(dimension="count", meaning="fewest tokens per rank that the fit may speak for", whole=True)
     )
+    calibrated_operations: Text = field(metadata={"choices": ()})
+    calibrated_hidden_least: Quantity = _declared(
+        Parameter(dimension="count", meaning="smallest hidden size of the measurements", whole=True)
+    )
+    calibrated_hidden_most: Quantity = _declared(
+        Parameter(dimension="count", meaning="largest hidden size of the measurements", whole=True)
+    )
+    calibrated_topk_least: Quantity = _declared(
+        Parameter(dimension="count", meaning="smallest top-k of the measurements", whole=True)
+    )
+    calibrated_topk_most: Quantity = _declared(
+        Parameter(dimension="count", meaning="largest top-k of the measurements", whole=True)
+    )
+    calibrated_error: Quantity = _declared(
+        Parameter(dimension="ratio", meaning="error to expect inside the fitted domain", most=10)
+    )
+    calibrated_digest: Text = field(metadata={"choices": ()})
 
 
 Profile = TypeVar("Profile", Hardware, Software)
@@ -329,6 +347,24 @@ def override(
             every = (*parameter_names(Hardware), *parameter_names(Software))
             raise InputError("parameter", key, f"is in no profile; {_near(key, every)}")
     return hardware, software
+
+
+def numbers_digest(hardware: Hardware, software: Software) -> str:
+    """Return a fingerprint of every number that a prediction reads, to notice a change after a fit.
+
+    Names, sources and what a fit says of itself (`calibrated_*`) do not count.
+    """
+    lines = [
+        f"{type(profile).__name__}.{name}={_exact_word(entry)}"
+        for profile in (hardware, software)
+        for name, entry, _ in entries(profile)
+        if not name.startswith("calibrated_")
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def _exact_word(entry: Quantity | Text) -> str:
+    return float(entry.value).hex() if isinstance(entry, Quantity) else entry.value
 
 
 def profile_toml(profile: Hardware | Software) -> str:

@@ -78,7 +78,8 @@ def predictions_html(items: Sequence[Prediction]) -> str:
         for row in zip(*cells, strict=True)
     )
     title = html.escape(_header(items))
-    return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    notes = "".join(f"<li>{html.escape(line)}</li>" for line in _notes(items, None))
+    return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
 
 def _header(items: Sequence[Prediction]) -> str:
@@ -185,7 +186,8 @@ def _notes(items: Sequence[Prediction], published: PublishedRanges | None) -> li
         f"EP{i.ep_size} {i.operation} {i.scaleout_gb_per_s:.1f}" for i in items if i.scaleout_gb_per_s
     ]
     if scaleouts:
-        lines.append(f"scale-out metric, GB/s of distinct (token, supernode) rows: {', '.join(scaleouts)}")
+        counted = "distinct (token, supernode) rows, the own supernode's included"
+        lines.append(f"scale-out metric, GB/s of {counted}: {', '.join(scaleouts)}")
     routings = dict.fromkeys((item.ep_size, item.routing) for item in items)
     if len({routing for _, routing in routings}) > 1:
         lines.append("routing: " + ", ".join(f"EP{size} {routing}" for size, routing in routings))
@@ -204,6 +206,8 @@ def _notes(items: Sequence[Prediction], published: PublishedRanges | None) -> li
     if buffers:
         needs = ", ".join(f"EP{size} {num_bytes / 1e9:.2f}" for size, num_bytes in buffers.items())
         lines.append(f"buffer needed per card, GB: {needs}")
+    if published is not None and not published:
+        lines.append("published: no measurement of this system, shape, dtype and token count")
     if published:
         for source in dict.fromkeys(known.source for known in published.values()):
             lines.append(f"published: {source}")

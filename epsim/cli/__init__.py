@@ -3,6 +3,7 @@
 Exit codes: 0 good, 1 mismatch or failed check, 2 bad input, 3 the environment lacks something.
 """
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -10,9 +11,14 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 import epsim
+from epsim.cli.calibrate import calibrate
+from epsim.cli.debug import debug
+from epsim.cli.explain import explain
+from epsim.cli.inspect import inspect
 from epsim.cli.predict import predict
 from epsim.cli.profiles import profiles
 from epsim.cli.topo import app as topo_app
+from epsim.cli.validate import validate
 from epsim.errors import MissingExtraError
 
 EXIT_BAD_INPUT = 2
@@ -33,13 +39,8 @@ app = App(
     Every number of a prediction can be replaced: `--set hbm_rate=3.2TB/s`; `epsim profiles` lists them.""",
 )
 # These modules are light: what a command needs is imported when it runs, so `epsim --help` stays fast.
-app.command(predict)
-app.command("epsim.cli.validate:validate", name="validate")
-app.command("epsim.cli.calibrate:calibrate", name="calibrate")
-app.command("epsim.cli.explain:explain", name="explain")
-app.command("epsim.cli.inspect:inspect", name="inspect")
-app.command("epsim.cli.debug:debug", name="debug")
-app.command(profiles)
+for _command in (predict, validate, calibrate, explain, inspect, debug, profiles):
+    app.command(_command)
 app.command(topo_app, name="topo")
 
 
@@ -49,10 +50,14 @@ def run(tokens: Sequence[str] | None = None) -> int:
     Args:
       tokens: arguments without the program's name; None = those of the process.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Tables have lines and a plus-minus sign; a terminal without them gets question marks, no traceback.
+        sys.stdout.reconfigure(errors="replace")
     try:
         result = app(
             tokens, exit_on_error=False, print_error=False, result_action="return_value", help_on_error=False
         )
+        sys.stdout.flush()
     except CycloptsError as error:
         return _refuse(_one_line(str(error)))
     except MissingExtraError as error:
@@ -62,6 +67,13 @@ def run(tokens: Sequence[str] | None = None) -> int:
         # The reader (head, less) has enough; that is no error of ours.
         sys.stdout = None
         return 0
+    except OSError as error:
+        sys.stdout = None
+        print(f"epsim: output cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_ENVIRONMENT
+    except MemoryError:
+        print("epsim: the machine has too little memory for this case", file=sys.stderr)
+        return EXIT_ENVIRONMENT
     except ValueError as error:
         if not _is_user_error(error):
             raise

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from epsim.prediction import Predictions
     from epsim.report import Published
+    from reference.manifest import Workload
 
 Flag = Parameter(negative="")
 
@@ -19,7 +20,7 @@ def predict(
     ] = "ubl128",
     model: Annotated[str, Parameter(help="shape: benchmark, v3, v4-flash, v4-pro, v4.1-flash")] = "benchmark",
     ep: Annotated[str, Parameter(help="group sizes, separated by commas")] = "8,16,32,64,128",
-    tokens: Annotated[int, Parameter(help="tokens per rank")] = 16_384,
+    tokens: Annotated[int | None, Parameter(help="tokens per rank; without: 16384, or a file's own")] = None,
     stepped: Annotated[
         bool, Flag, Parameter(help="rank r sends r tokens fewer, as the published tests do")
     ] = False,
@@ -54,6 +55,16 @@ def predict(
     buffer_bytes: Annotated[
         str | None, Parameter(help="size of an existing buffer to check, as 2GiB")
     ] = None,
+    workload: Annotated[
+        Path | None,
+        Parameter(help="manifest that says group, tokens, routing, seed and dtype; see --save-workload"),
+    ] = None,
+    save_workload: Annotated[
+        Path | None, Parameter(help="write the manifest of this run (one group size)")
+    ] = None,
+    port_rate: Annotated[
+        str | None, Parameter(help="rate of one port, as 400Gbps (HCCL files have none)")
+    ] = None,
     compare: Annotated[bool, Flag, Parameter(help="print published ranges beside")] = False,
     json: Annotated[bool, Flag, Parameter(help="print JSON for programs")] = False,
     csv: Annotated[Path | None, Parameter(help="write one line per prediction to this file")] = None,
@@ -67,12 +78,15 @@ def predict(
     - `epsim predict --ep 64 --routing zipf:0.8 --seed 3`
     - `epsim predict --ep 128 --routing topk_dump/ --plot out.svg`
     - `epsim predict --system clos:1024 --ep 1024 --experts 1024`
+    - `epsim predict --ep 32 --routing zipf:0.5 --save-workload zipf32.json`, then `--workload zipf32.json`
     - `epsim predict --ep 8 --hardware 950pr --set hbm_efficiency=0.9 --json`
     """
+    from epsim.errors import InputError
     from epsim.predict import predict as library_predict
 
     plot_format = _plot_suffix(plot)
-    published = _published() if compare else None
+    if compare and json:
+        raise InputError("compare", "with --json", "is a table for people; epsim validate --json has both")
     result = library_predict(
         system,
         model=model,
@@ -95,18 +109,23 @@ def predict(
         software=software,
         settings=parse_settings(settings),
         num_buffer_bytes=_size(buffer_bytes),
+        workload=_workload(workload),
+        port_rate=port_rate,
     )
+    published = _published(result) if compare else None
     files: list[tuple[Path, bytes | str]] = []
+    if save_workload is not None:
+        files.append((save_workload, _manifest(result)))
     if csv is not None:
         files.append((csv, result.to_csv()))
     if plot is not None:
         files.append((plot, _picture(result, plot_format, published)))
-    for path, content in files:
-        from epsim.files import write_atomically
+    if files:
+        from epsim.files import write_files
 
-        write_atomically(path, content)
+        write_files(files)
     if json:
-        print(result.to_json().decode())
+        print(result.to_json())
         return
     from epsim.report import predictions_text
 
@@ -174,18 +193,49 @@ def _size(text: str | None) -> int | None:
     return parse_size(text, "buffer bytes")
 
 
-def _published() -> "dict[tuple[str, int], Published]":
-    """Return the published DeepEP-Ascend ranges by operation and group size."""
+def _workload(path: Path | None) -> "Workload | None":
+    if path is None:
+        return None
+    from reference.manifest import read_manifest
+
+    return read_manifest(path)
+
+
+def _manifest(result: "Predictions") -> bytes:
+    """Return the manifest of the only workload."""
+    from epsim.errors import InputError
+    from reference.manifest import manifest_bytes
+
+    if len(result.workloads) != 1:
+        sizes = ",".join(str(workload.config.ep_size) for workload in result.workloads)
+        raise InputError("save-workload", f"ep {sizes}", "a manifest holds one group size")
+    return manifest_bytes(result.workloads[0])
+
+
+def _published(result: "Predictions") -> "dict[tuple[str, int], Published]":
+    """Return published ranges by operation and group size, of the cases that really are the measured ones."""
     from epsim.measured import packaged_measurements
     from epsim.report import Published
 
-    return {
-        (row.op, row.ep_size): Published(
-            gb_per_s_min=row.gb_per_s_min, gb_per_s_max=row.gb_per_s_max, source=row.source
-        )
-        for row in packaged_measurements("published")
-        if row.use == "calibrate" and row.gb_per_s_min is not None and row.gb_per_s_max is not None
-    }
+    found: dict[tuple[str, int], Published] = {}
+    for row in packaged_measurements("published"):
+        if row.use != "calibrate" or row.gb_per_s_min is None or row.gb_per_s_max is None:
+            continue
+        for item in result:
+            is_measured = (
+                (item.hardware, item.system.partition(":")[0]) == ("950dt", "ubl128")
+                and (item.operation, item.ep_size) == (row.op, row.ep_size)
+                and (item.hidden, item.num_topk, item.num_experts)
+                == (row.hidden, row.num_topk, row.num_experts)
+                and item.tokens_per_rank == row.tokens_per_rank
+                and row.dtype.startswith(item.dtype)
+                and item.routing.startswith("uniform (")
+            )
+            if is_measured:
+                found[item.operation, item.ep_size] = Published(
+                    gb_per_s_min=row.gb_per_s_min, gb_per_s_max=row.gb_per_s_max, source=row.source
+                )
+    return found
 
 
 def _plot_suffix(path: Path | None) -> str:
