@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from epsim.closedform import OPERATIONS, Operation
 from epsim.errors import InputError
+from reference.readable import read_regular
 from reference.sizes import Dtype
 
 Use = Literal["calibrate", "validate"]
@@ -154,10 +155,9 @@ def read_measurements(path: str | Path) -> tuple[Measurement, ...]:
       InputError: the file cannot be read or breaks a rule; names file, line, column, value and rule.
     """
     try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError("measurements", str(path), f"cannot be read: {reason}") from None
+        data = read_regular(path)
+    except OSError as error:
+        raise InputError("measurements", str(path), f"cannot be read: {error.strerror}") from None
     return parse_measurements(data, Path(path).name)
 
 

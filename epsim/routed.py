@@ -10,6 +10,7 @@ from epsim.errors import InputError
 from reference.config import EPConfig
 from reference.files import LOAD_SUFFIXES, ROUTING_SUFFIXES, read_loads, read_ranks, read_routing
 from reference.generate import generate_topk, sample_loads
+from reference.readable import kind_of
 from reference.topk import TopK
 
 DEFAULT_EP = 8
@@ -67,7 +68,11 @@ def load_routing(request: RoutingRequest) -> Routed:
     if not routing:
         raise InputError("routing", routing, "must name a law, as uniform, or a file")
     path = Path(routing)
-    if (path.suffix in ROUTING_SUFFIXES and not is_histogram(path)) or path.is_dir() or "*" in routing:
+    if (
+        (path.suffix in ROUTING_SUFFIXES and not is_histogram(path))
+        or kind_of(path) == "folder"
+        or "*" in routing
+    ):
         return _from_file(request)
     tokens = request.tokens or (DEFAULT_TOKENS,)
     if not any(tokens):

@@ -1,5 +1,6 @@
 """From what a user names (a preset, a cluster file, HCCL files) to a topology."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from topology.cluster import (
 from topology.errors import TopologyError
 from topology.graph import Topology
 from topology.hccl_graph import FabricRates, topology_from_hccl
-from topology.hccl_json import read_document
+from topology.hccl_json import read_document, read_regular
 from topology.ranktable import RankTable, rank_table
 from topology.table_checks import check_hccl
 from topology.topojson import TopoFile, topo_file
@@ -212,14 +213,14 @@ def _topo_of(table: RankTable, name: str, topo_path: str | Path | None) -> TopoF
     if table.topo_file_path:
         # Relative to the table: the path is the cluster's, and often does not exist here.
         beside = Path(name).parent / table.topo_file_path
-        if beside.is_file():
+        if os.path.isfile(beside):  # never raises, whatever the table says
             return topo_file(read_document(beside))
     return None
 
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode()
+        return read_regular(path).decode()
     except UnicodeDecodeError:
         raise InputError("file", str(path), "must be UTF-8 text") from None
     except (OSError, ValueError) as error:

@@ -25,6 +25,7 @@ from safetensors.numpy import save as safetensors_bytes
 from reference.config import EPConfig
 from reference.errors import ConfigError
 from reference.generate import check_loads
+from reference.readable import kind_of, read_regular
 from reference.topk import IdArray, IdSpace, TopK, WeightArray
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -33,6 +34,8 @@ RoutingSource = str | Path | Sequence[str | Path]
 
 ROUTING_SUFFIXES = (".safetensors", ".npz", ".npy")
 LOAD_SUFFIXES = (".npy", ".csv", ".json", ".toml")
+_MAGIC = {".safetensors": b"", ".npz": b"PK", ".npy": b"\x93NUMPY"}
+_PICKLE = b"\x80"
 _NAME = re.compile(r"(topk_idx|topk_weights)(?:_(\d+))?")
 
 
@@ -59,7 +62,7 @@ def read_routing(source: RoutingSource, config: EPConfig, *, id_space: IdSpace =
         if id_space == "physical":
             topk.check_against(config)
         elif topk.ep_size != config.ep_size or topk.num_topk != config.num_topk:
-            rule = f"ep_size is {config.ep_size} and num_topk is {config.num_topk}"
+            rule = f"the group's ep_size is {config.ep_size} and its num_topk is {config.num_topk}"
             raise ConfigError("topk_idx", f"{topk.ep_size} ranks of {topk.num_topk} columns", rule)
     return topk
 
@@ -172,18 +175,22 @@ def _replacing(path: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _naming(label: str) -> Iterator[None]:
-    """Put the file in front of the field of an error raised inside, once."""
+    """Put the file in front of the field of an error raised inside, unless the error's value names it."""
     try:
         yield
     except ConfigError as error:
+        if isinstance(error.value, str) and error.value.startswith(label):
+            raise
         raise ConfigError(f"{label}: {error.field}", error.value, error.rule) from None
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, most: int = -1) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, most)
+    except FileNotFoundError:
+        raise ConfigError("file", str(path), "does not exist") from None
     except OSError as error:
-        raise ConfigError("file", path.name, f"cannot be read ({error.strerror})") from None
+        raise ConfigError("file", str(path), f"cannot be read ({error.strerror})") from None
 
 
 def _paths(source: RoutingSource) -> Path | list[Path]:
@@ -193,9 +200,13 @@ def _paths(source: RoutingSource) -> Path | list[Path]:
             raise ConfigError("routing files", "empty list", "must hold one file per rank")
         return [Path(p) for p in source]
     path = Path(source)
-    if path.is_dir():
-        found = [p for p in path.iterdir() if p.suffix in ROUTING_SUFFIXES]
-    elif glob.has_magic(str(source)) and not path.exists():
+    kind = kind_of(path)
+    if kind == "folder":
+        try:
+            found = [p for p in path.iterdir() if p.suffix in ROUTING_SUFFIXES]
+        except OSError as error:
+            raise ConfigError("folder", str(path), f"cannot be read ({error.strerror})") from None
+    elif glob.has_magic(str(source)) and kind == "absent":
         found = [Path(p) for p in glob.glob(str(source))]
     else:
         return path
@@ -219,10 +230,11 @@ def _load(path: Path) -> Arrays:
     """Return the routing arrays of one file by name; other arrays in it are not read."""
     if path.suffix not in ROUTING_SUFFIXES:
         raise ConfigError("file name", path.name, f"must end in {', '.join(ROUTING_SUFFIXES)}")
-    if not path.is_file():
-        raise ConfigError("file", path.name, "does not exist")
-    if not path.stat().st_size:
-        raise ConfigError("file", path.name, "is empty")
+    start = _bytes(path, 8)
+    if not start:
+        raise ConfigError("file", str(path), "is empty")
+    if not start.startswith(_MAGIC[path.suffix]) and not start.startswith(_PICKLE):
+        raise ConfigError("file", str(path), f"is no {path.suffix} file, whatever its name says")
     try:
         if path.suffix == ".npy":
             # Mapping checks the header against the length before any memory is taken.
@@ -239,7 +251,7 @@ def _load(path: Path) -> Arrays:
         if any(word in text for word in ("pickle", "Object arrays", "Python objects")):
             raise ConfigError("content", "pickled objects", "only plain number arrays are read") from None
         rule = f"is not a whole {path.suffix} file ({text or type(error).__name__})"
-        raise ConfigError("content", path.name, rule) from None
+        raise ConfigError("file", str(path), rule) from None
 
 
 def _split_ranks(

@@ -17,6 +17,7 @@ from reference.errors import ConfigError
 from reference.expected import check_masked_ratio, check_tokens_per_rank
 from reference.files import write_atomically
 from reference.generate import check_loads, generate_topk, parse_routing, sample_loads
+from reference.readable import read_regular
 from reference.replicas import REPLICA_RULES, ReplicaRule
 from reference.topk import TopK
 
@@ -156,9 +157,9 @@ def read_manifest(path: str | Path) -> Workload:
         or a fingerprint that does not belong to the content.
     """
     try:
-        raw = Path(path).read_bytes()
+        raw = read_regular(path)
     except OSError as error:
-        raise ConfigError(str(path), "unreadable", f"cannot be read ({error.strerror})") from None
+        raise ConfigError("manifest", str(path), f"cannot be read ({error.strerror})") from None
     try:
         return parse_manifest(raw)
     except ConfigError as error:

@@ -92,9 +92,11 @@ class TopK:
             logical although the config has redundant experts.
         """
         if self.ep_size != config.ep_size:
-            raise ConfigError("topk_idx", f"{self.ep_size} ranks", f"ep_size is {config.ep_size}")
+            rule = f"must be that of the group, whose ep_size is {config.ep_size}"
+            raise ConfigError("number of ranks in topk_idx", self.ep_size, rule)
         if self.num_topk != config.num_topk:
-            raise ConfigError("topk_idx", f"{self.num_topk} columns", f"num_topk is {config.num_topk}")
+            rule = f"must be that of the group, whose num_topk is {config.num_topk}"
+            raise ConfigError("number of columns in topk_idx", self.num_topk, rule)
         if self.id_space != "physical":
             raise ConfigError("id_space", self.id_space, "map logical ids to physical ones first")
         if self.num_experts != config.num_experts:

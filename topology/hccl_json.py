@@ -6,7 +6,9 @@ a file that is read and written again has the same values in the same order, unk
 
 import json
 import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Never
@@ -26,11 +28,24 @@ def read_document(path: str | Path) -> Document:
       TopologyError: the file cannot be read, or as `parse_document`.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_regular(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TopologyError("file", str(path), f"cannot be read: {reason}") from None
     return parse_document(data, str(path))
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Read an ordinary file; opening a FIFO would wait for ever, and a device may never end.
+
+    Raises:
+      OSError: it cannot be read, or is something else; `strerror` is for people.
+      ValueError: the name holds a NUL.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError(0, "Is a folder" if stat.S_ISDIR(mode) else "Is a FIFO or device, no ordinary file")
+    return Path(path).read_bytes()
 
 
 def parse_document(data: bytes | str, name: str = "document") -> Document:

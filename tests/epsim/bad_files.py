@@ -1,6 +1,7 @@
 """Files that epsim must refuse, each wrong in one way: a group of 4 ranks, 8 experts, top-2, 3 tokens."""
 
 import json
+import os
 import pickle
 
 import numpy as np
@@ -138,7 +139,17 @@ def write_measurements(folder):
         (folder / f"measured_{name}.csv").write_text(text)
 
 
+def write_fifos(folder):
+    """Make FIFOs, which nobody ever writes to, under names of every kind of input."""
+    for name in ("fifo.npy", "fifo.npz", "fifo.safetensors", "fifo.csv", "fifo.json", "fifo.toml"):
+        os.mkfifo(folder / name)
+    (folder / "fifos").mkdir()
+    os.mkfifo(folder / "fifos" / "rank0.npy")
+    (folder / "text.npy").write_text("0 1\n2 3\n")
+
+
 def write_all(folder):
     """Write every bad file."""
-    for write in (write_routing_files, write_loads, write_profiles, write_clusters, write_measurements):
+    writers = (write_routing_files, write_loads, write_profiles, write_clusters, write_measurements)
+    for write in (*writers, write_fifos):
         write(folder)

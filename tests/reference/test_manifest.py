@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -202,3 +203,12 @@ def test_missing_manifest_is_refused(tmp_path):
 def test_bad_workload_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         Workload(**{"config": CONFIG, "tokens_per_rank": (1, 1)} | change)
+
+
+def test_a_fifo_is_no_manifest(tmp_path):
+    """It is refused before it is opened, which would wait for a writer."""
+    os.mkfifo(tmp_path / "w.json")
+    with pytest.raises(ConfigError, match=r"^manifest is '.*w.json': cannot be read \(Is a FIFO or device"):
+        read_manifest(tmp_path / "w.json")
+    with pytest.raises(ConfigError, match=r"cannot be read \(embedded null byte\)"):
+        read_manifest("a\0b")

@@ -3,7 +3,10 @@
 import contextlib
 import os
 import pickle
+import signal
+import tempfile
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,8 @@ from safetensors.numpy import save_file
 
 from reference.config import EPConfig, ExpertMap
 from reference.errors import ConfigError
-from reference.files import read_loads, read_routing, write_atomically, write_routing
+from reference.files import ROUTING_SUFFIXES, read_loads, read_routing, write_atomically, write_routing
+from reference.readable import kind_of
 from reference.topk import TopK
 from tests.strategies import routed_configs
 
@@ -125,7 +129,7 @@ def test_logical_ids_are_read_as_logical(tmp_path):
     np.save(tmp_path / "bad.npy", np.where(IDS == 3, 4, IDS))
     with pytest.raises(ConfigError, match=r"is 4: must be an expert 0..3"):
         read_routing(tmp_path / "bad.npy", config, id_space="logical")
-    with pytest.raises(ConfigError, match="'2 ranks of 2 columns': ep_size is 1 and num_topk is 2"):
+    with pytest.raises(ConfigError, match="the group's ep_size is 1 and its num_topk is 2"):
         read_routing(tmp_path / "ids.npy", group(ep_size=1), id_space="logical")
 
 
@@ -194,8 +198,14 @@ BAD_ARRAYS = [
         {"topk_idx": IDS, "topk_weights": WEIGHTS * np.float32("nan")},
         r"token 0, column 0\] is nan: must be a number",
     ),
-    ({"topk_idx": IDS[:1]}, "topk_idx is '1 ranks': ep_size is 2"),
-    ({"topk_idx": IDS[:, :, :1]}, "topk_idx is '1 columns': num_topk is 2"),
+    (
+        {"topk_idx": IDS[:1]},
+        "number of ranks in topk_idx is 1: must be that of the group, whose ep_size is 2",
+    ),
+    (
+        {"topk_idx": IDS[:, :, :1]},
+        "number of columns in topk_idx is 1: must be that of the group, whose num_topk is 2",
+    ),
     ({"topk_idx": IDS[:, :0]}, "topk_idx is 'no tokens': a routing needs at least one"),
     ({"topk_idx": IDS[:0]}, "names is 'topk_idx': needs topk_idx or topk_idx_<rank>|none"),
     ({"topk_idx_0": IDS[0], "topk_idx_1": IDS[1][:, :1]}, r"topk_idx\[rank 1\] is '1 columns': rank 0 has 2"),
@@ -222,7 +232,7 @@ def test_truncated_file_is_refused(tmp_path, suffix, keep):
     path = tmp_path / f"cut{suffix}"
     save(path, topk_idx=IDS)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ConfigError, match=r"is empty|is not a whole|pickled objects"):
+    with pytest.raises(ConfigError, match=r"is empty|is not a whole|is no \.np[yz] file"):
         read_routing(path, group())
 
 
@@ -255,7 +265,7 @@ def test_header_that_claims_more_than_the_file_is_refused_without_memory(tmp_pat
 
 def test_bad_sources_are_refused(tmp_path):
     cases = [
-        (tmp_path / "none.npy", "file is 'none.npy': does not exist"),
+        (tmp_path / "none.npy", f"^file is '{tmp_path}/none.npy': does not exist"),
         (tmp_path / "model.pt", "file name is 'model.pt': must end in .safetensors, .npz, .npy"),
         (tmp_path / "model.pkl", "file name is 'model.pkl': must end in"),
         (tmp_path, "is 'no file': needs one .safetensors, .npz, .npy file per rank"),
@@ -384,5 +394,83 @@ def test_bad_histogram_is_refused(tmp_path, name, content, message):
 
 
 def test_missing_histogram_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"file is 'no.json': cannot be read"):
+    with pytest.raises(ConfigError, match=rf"^file is '{tmp_path}/no.json': does not exist"):
         read_loads(tmp_path / "no.json", group())
+
+
+# Paths that cannot be opened: one sentence, no traceback, no waiting.
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.npy", b"0 1\n2 3\n"), ("a.npz", b"\x93NUMPY"), ("b.npy", b"PK\x03\x04")]
+)
+def test_a_file_of_another_kind_is_not_called_a_pickle(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^file is '.*{name}': is no {name[1:]} file, whatever its name"):
+        read_routing(tmp_path / name, group())
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 300 + ".npy", "d/" * 3000 + "x.npy", "a\0b.npy", "a\0b"])
+def test_an_impossible_name_is_refused(tmp_path, name):
+    """No stat can be made of it: too long, too deep, or with a NUL."""
+    assert kind_of(name) == kind_of(tmp_path / name) == "absent"
+    reason = r"must end in|File name too long|null byte"
+    for read in (read_routing, read_loads):
+        with pytest.raises(ConfigError, match=reason):
+            read(f"{tmp_path}/{name}", group())
+    with pytest.raises(ConfigError, match="no file"):
+        read_routing(f"{tmp_path}/{'a' * 300}*.npy", group())
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".csv", ".json", ".toml"])
+def test_a_fifo_is_refused_before_it_is_opened(tmp_path, suffix):
+    """Opening one waits for a writer, who never comes; the alarm of this test would."""
+    os.mkfifo(tmp_path / f"rank0{suffix}")
+    assert kind_of(tmp_path / f"rank0{suffix}") == "other"
+    read = read_routing if suffix in ROUTING_SUFFIXES else read_loads
+    sources = [tmp_path / f"rank0{suffix}"] + [tmp_path] * (suffix in ROUTING_SUFFIXES)
+    signal.alarm(20)
+    try:
+        for source in sources:
+            with pytest.raises(
+                ConfigError, match=r"cannot be read \(Is a FIFO or device, no ordinary file\)"
+            ):
+                read(source, group())
+    finally:
+        signal.alarm(0)
+
+
+def test_a_device_is_refused(tmp_path):
+    (tmp_path / "zero.npy").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="Is a FIFO or device"):
+        read_routing(tmp_path / "zero.npy", group())
+
+
+@pytest.fixture
+def nobody():
+    """Run a test without root's rights, in a folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        if os.geteuid() != os.getuid():
+            os.seteuid(os.getuid())
+
+
+def test_what_may_not_be_read_says_so(nobody):
+    """A locked file, a file in a locked folder, and a locked folder."""
+    for name in ("file.npy", "loads.csv", "folder/rank0.npy", "one/rank0.npy"):
+        (nobody / name).parent.mkdir(exist_ok=True)
+        np.save(nobody / name, IDS) if name.endswith(".npy") else (nobody / name).write_text("1\n")
+    for name in ("file.npy", "loads.csv", "folder", "one/rank0.npy"):
+        (nobody / name).chmod(0)
+    if os.getuid() == 0:
+        os.seteuid(65534)
+    for name in ("file.npy", "folder", "folder/rank0.npy", "one"):
+        with pytest.raises(
+            ConfigError, match=r"^(file|folder) is '\S+': cannot be read \(Permission denied\)$"
+        ):
+            read_routing(nobody / name, group())
+    with pytest.raises(ConfigError, match=r"^file is '\S+': cannot be read \(Permission denied\)$"):
+        read_loads(nobody / "loads.csv", group())
+    assert [kind_of(nobody / name) for name in ("folder", "folder/rank0.npy")] == ["folder", "absent"]
