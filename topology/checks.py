@@ -21,6 +21,10 @@ Severity = Literal["error", "warning"]
 
 RULES: dict[str, tuple[Severity, str]] = {
     "npu-without-links": ("error", "every card sends and receives on some netlayer"),
+    "switch-without-links": (
+        "error",
+        "every switch joins something; without it a plane is lost for everybody",
+    ),
     "netlayer-missing": ("warning", "a card has links on every netlayer that others have"),
     "plane-missing": ("error", "a card has a link each way in every plane of a netlayer it is on"),
     "port-missing": ("warning", "a card has as many links per plane, or mesh peers, as the others"),
@@ -67,7 +71,12 @@ def check(topology: Topology, *, limit: int = 8) -> list[Finding]:
     """
     faults = dict(card_faults(topology))
     ports = _PortKeys(topology)
-    for found in (_asymmetric(topology), _port_faults(topology, ports), _duplicates(topology, ports)):
+    for found in (
+        _idle_switches(topology),
+        _asymmetric(topology),
+        _port_faults(topology, ports),
+        _duplicates(topology, ports),
+    ):
         for rule, count, sentences in found:
             faults[rule] = (count, sentences)
     findings: list[Finding] = []
@@ -107,6 +116,15 @@ def _pair_keys(topology: Topology, src: IntArray, dst: IntArray, links: Int64 | 
     key *= len(planes)
     key += plane_idx[topology.link_plane[links]]
     return key
+
+
+def _idle_switches(topology: Topology) -> LinkFaults:
+    """Find switches without any link: cards that all lost one plane look alike, so only the switch tells."""
+    used = np.zeros(topology.num_vertices, np.bool_)
+    used[topology.link_src] = used[topology.link_dst] = True
+    idle = np.flatnonzero(~used[topology.num_npus :])
+    if len(idle):
+        yield "switch-without-links", len(idle), (f"sw{n} has no link at all" for n in idle)
 
 
 def _asymmetric(topology: Topology) -> LinkFaults:

@@ -11,6 +11,7 @@ from tests.strategies import healthy_topologies, topologies
 from tests.topology.oracle import spray_shares
 from topology import RULES, Source, check, clos, leaf_spine, mesh, ubl128, with_link_rate, without_links
 from topology.checks import Finding
+from topology.cluster import from_toml
 
 GIVEN = Source("given", "test")
 
@@ -116,9 +117,11 @@ def test_a_card_off_a_netlayer_is_named():
 def test_supernodes_without_a_scaleout_cannot_reach_each_other():
     topology = clos(8, supernode_size=4, scaleout_radix=4)
     topology = without_links(topology, np.flatnonzero(topology.link_netlayer == 2))
-    assert only(topology, "unreachable") == [
+    findings = check(topology, limit=100)
+    assert [f.message for f in findings if f.rule == "unreachable"] == [
         "npu0 has no path to npu4 over netlayer 1 (32 ordered pairs in all)"
     ]  # fmt: skip
+    assert {f.rule for f in findings} == {"unreachable", "switch-without-links"}
 
 
 def test_a_link_without_its_way_back_is_named():
@@ -198,7 +201,51 @@ def test_a_card_on_two_switches_in_one_plane_is_named():
 def test_a_topology_without_links_has_only_idle_cards():
     topology = ubl128(3)
     bare = without_links(topology, np.arange(topology.num_links))
-    assert only(bare, "npu-without-links") == [f"npu{n} has no link at all" for n in range(3)]
+    assert [f.message for f in check(bare)] == [
+        f"{name} has no link at all"
+        for name in (*(f"npu{n}" for n in range(3)), *(f"sw{n}" for n in range(8)))
+    ]
+
+
+def test_a_plane_that_everybody_lost_is_an_error():
+    """All cables to sw5 failed: the cards are alike, so only the switch tells that a plane was meant."""
+    topology = ubl128()
+    lost = topology.vertex("sw5")
+    lost = np.flatnonzero((topology.link_src == lost) | (topology.link_dst == lost))
+    findings = check(without_links(topology, lost))
+    assert [str(f) for f in findings] == ["error: switch-without-links: sw5 has no link at all"]
+    but_one = check(without_links(topology, lost[2:]))
+    assert "switch-without-links" not in {f.rule for f in but_one}
+
+
+def test_a_lost_spine_among_many_is_an_error():
+    """No pair loses its last path, and no card a link; the capacity of the layer is less all the same."""
+    topology = clos(1024)
+    spine = topology.num_vertices - 1
+    assert topology.switch_tier[-1] == 1
+    lost = np.flatnonzero((topology.link_src == spine) | (topology.link_dst == spine))
+    assert only(without_links(topology, lost), "switch-without-links") == [
+        f"{topology.vertex_name(spine)} has no link at all"
+    ]
+
+
+@given(topologies())
+def test_idle_switches_are_reported_exactly_when_plain_loops_find_them(topology):
+    idle = {
+        f"{topology.vertex_name(v)} has no link at all"
+        for v in range(topology.num_npus, topology.num_vertices)
+        if not len(topology.links_of(v)) and not len(topology.links_into(v))
+    }
+    found = check(topology, limit=10**6)
+    assert {f.message for f in found if f.rule == "switch-without-links"} == idle
+
+
+def test_a_listed_switch_that_no_cable_meets_is_an_error():
+    """A cluster file of kind "links" may count more switches than it cables."""
+    text = 'kind = "links"\nnum_npus = 2\nnum_switches = 1\n'
+    text += '[[link_classes]]\nname = "a"\nrate = "400Gbps"\nlatency = "250ns"\nsource = "test"\n'
+    text += '[[links]]\nfrom = "npu0"\nto = "npu1"\nclass = "a"\nnetlayer = 0\n'
+    assert only(from_toml(text).build(), "switch-without-links") == ["sw0 has no link at all"]
 
 
 def test_many_findings_of_a_rule_are_counted_in_the_last():
