@@ -4,7 +4,7 @@ The targets are the mid-points of the measured ranges, the residuals relative er
 knee of the fan-out loss is not smooth, so it is chosen on a grid by the rms of the whole fit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import floor, log10
 from typing import Literal
@@ -12,12 +12,13 @@ from typing import Literal
 import numpy as np
 
 from epsim.calibration import Calibration, FittedParameter, LeftOut, Residual, flat, rms, worst
+from epsim.closedform import OPERATIONS
 from epsim.errors import InputError
 from epsim.fitmodel import FitModel, build_model, free_parameter
 from epsim.leastsquares import Residuals, Solution, dependent_columns, jacobian, minimise
 from epsim.loads import Floats
 from epsim.measured import Measurement
-from epsim.profile import Software, Text
+from epsim.profile import Software, Text, numbers_digest
 from epsim.quantity import Quantity, given
 from topology.source import Source
 
@@ -29,6 +30,10 @@ DIGITS = 4
 """Significant digits of a fitted number: one more than its spread has."""
 NUM_DRAWS = 200
 MAX_DRAWS = 10_000
+LEAST_ERROR = 0.02
+"""Error to expect of a perfect fit: the caveats of the published figures say 1-2 % inside EP8-EP128."""
+TOKENS_DIVISOR = 4
+"""Down to this part of the measured tokens a fit may speak; the fixed terms stay below 3 % there."""
 _SCALE = {"count": 1.0, "ratio": 0.1, "time": 1e-6, "rate": 1e9, "size": 1.0}
 """A typical change of a parameter that starts at zero, by dimension, in SI units."""
 
@@ -86,17 +91,22 @@ def calibrate(
     sizes = model.ep_sizes if leave_one_out else ()
     left_out = tuple(_leave_out(model, size, solution.x) for size in sizes)
     residuals = model.residuals(values)
-    source = _source(measurements, residuals, left_out, is_grid=is_grid)
+    chosen_again = tuple(_leave_out_knee(model, size, solutions) for size in sizes if is_grid)
+    source = _source(measurements, residuals, left_out, chosen_again)
+    fitted = model.with_values(values, source)
+    if is_grid:
+        fitted = replace(fitted, fanout_knee=replace(fitted.fanout_knee, source=source))
+    errors = left_out + chosen_again
     return Calibration(
         measurements=measurements,
         hardware=model.hardware,
-        software=_fitted_profile(model, values, source, measurements, knee_is_fitted=is_grid),
+        software=_with_domain(fitted, model, measurements, flat(errors) or residuals, bool(errors)),
         parameters=_parameters(model, values, draws),
         knee=model.with_values(values).fanout_knee.value,
         knee_scan=tuple((key, found.rms) for key, found in solutions.items()) if is_grid else (),
         residuals=residuals,
         left_out=left_out,
-        left_out_knee=tuple(_leave_out_knee(model, size, solutions) for size in sizes if is_grid),
+        left_out_knee=chosen_again,
         correlation=_correlation(draws),
         num_draws=num_draws,
         seed=seed,
@@ -121,7 +131,7 @@ def _settle_knee(model: FitModel, knee: float | Literal["grid"]) -> tuple[FitMod
     """Hold the knee if that was asked for; tell whether a grid is to choose it.
 
     Raises:
-      InputError: a knee below one rank, or fewer rows than free numbers.
+      InputError: a knee below one rank or beyond every group, or fewer rows than free numbers.
     """
     is_free = "fanout_knee" in model.names
     is_grid = knee == "grid" and not is_free and _depends_on_knee(model)
@@ -129,11 +139,22 @@ def _settle_knee(model: FitModel, knee: float | Literal["grid"]) -> tuple[FitMod
         if not 1 <= knee < float("inf"):
             raise InputError("knee", knee, "must be grid or a number of ranks of at least 1")
         model = model.with_knee(knee, given(f"held by the user: knee={knee:g}"))
+    if not is_free and not is_grid:
+        _check_knee(model)
     count = len(model.names) + is_grid
     if len(model.cases) < count:
         text = ", ".join((*model.names, *(("the knee",) if is_grid else ())))
         raise InputError("fit", text, f"are {count} free numbers, and there are {len(model.cases)} rows")
     return model, is_grid
+
+
+def _check_knee(model: FitModel) -> None:
+    """Refuse free slopes where no group lies beyond the knee that is held."""
+    slopes = ", ".join(name for name in model.names if name in SLOPES)
+    largest = model.ep_sizes[-1]
+    if slopes and largest <= model.knee:
+        rule = f"no measured group lies beyond it, the largest is EP{largest}; nothing tells {slopes} then"
+        raise InputError("knee", f"{model.knee:g} ranks", rule)
 
 
 def _depends_on_knee(model: FitModel) -> bool:
@@ -263,40 +284,70 @@ def _parameters(model: FitModel, values: Floats, draws: Floats) -> tuple[FittedP
 
 
 def _source(
-    measurements: str, rows: tuple[Residual, ...], left_out: tuple[LeftOut, ...], *, is_grid: bool
+    measurements: str, rows: tuple[Residual, ...], held: tuple[LeftOut, ...], again: tuple[LeftOut, ...]
 ) -> Source:
+    """Say what a fitted number rests on, with the larger of the errors of a left-out group size."""
     sizes = sorted({row.ep_size for row in rows})
     span = f"EP{sizes[0]}" if len(sizes) == 1 else f"EP{sizes[0]} to EP{sizes[-1]}"
     said = f"epsim calibrate on {measurements}: {len(rows)} rows, {span}, mid-points of the ranges"
     said += f"; rms {rms(rows):.2%}, worst {worst(rows):.2%}"
-    if left_out:
-        said += f", worst of a left-out group size {worst(flat(left_out)):.2%}"
-    if is_grid:
+    if held:
+        said += f", worst of a left-out group size {worst(flat(held + again)):.2%}"
+    if again:
+        said += f" (knee held {worst(flat(held)):.2%}, chosen again {worst(flat(again)):.2%})"
         said += "; the knee was chosen on the same data"
+    elif not held:
+        said += "; no group size was left out"
     return Source("fitted", said)
 
 
-def _fitted_profile(
-    model: FitModel, values: Floats, source: Source, measurements: str, *, knee_is_fitted: bool
+def _with_domain(
+    software: Software, model: FitModel, measurements: str, errors: tuple[Residual, ...], are_left_out: bool
 ) -> Software:
-    """Return the profile to write: fitted entries, and what the fit may speak for."""
-    software = model.with_values(values, source)
-    if knee_is_fitted:
-        software = replace(software, fanout_knee=replace(software.fanout_knee, source=source))
+    """Add what the fit may speak for, all of it from the rows, and the fingerprint of the numbers."""
     rows = [case.row for case in model.cases]
-    origin = Source("fitted", f"what the rows of {measurements} cover")
-
-    def covered(value: float) -> Quantity:
-        return Quantity(value=float(value), dimension="count", source=origin)
-
-    tokens = software.calibrated_tokens_least
+    covers = Source("fitted", f"what the rows of {measurements} cover")
     fewest = min(row.tokens_per_rank for row in rows)
-    if not 0 < tokens.value <= fewest:
-        tokens = covered(fewest)
+    tokens = Source(
+        "assumed",
+        f"fewest tokens per rank of the rows of {measurements}, {fewest:,}, divided by {TOKENS_DIVISOR}: "
+        "tokens cancel in every term but the fixed one",
+    )
+    kind = "left-out group sizes" if are_left_out else "the fit itself, no group size was left out"
+    error = Source(
+        "fitted",
+        f"the larger of {LEAST_ERROR:.0%} and {worst(errors):.2%}, the worst of {kind}, {measurements}",
+    )
+    pairs = {f"{row.op} {row.element_dtype}": OPERATIONS.index(row.op) for row in rows}
+
+    def covered(values: Iterable[int]) -> tuple[Quantity, Quantity]:
+        every = list(values)
+        return _count(min(every), covers), _count(max(every), covers)
+
+    ranks, hidden = covered(row.ep_size for row in rows), covered(row.hidden for row in rows)
+    topk = covered(row.num_topk for row in rows)
     return replace(
         software,
-        calibrated_hardware=Text(value=model.hardware.name, source=origin),
-        calibrated_ranks_least=covered(model.ep_sizes[0]),
-        calibrated_ranks_most=covered(model.ep_sizes[-1]),
-        calibrated_tokens_least=tokens,
+        calibrated_hardware=Text(value=model.hardware.name, source=covers),
+        calibrated_ranks_least=ranks[0],
+        calibrated_ranks_most=ranks[1],
+        calibrated_tokens_least=_count(max(1, fewest // TOKENS_DIVISOR), tokens),
+        calibrated_operations=Text(
+            value=", ".join(sorted(pairs, key=lambda p: (pairs[p], p))), source=covers
+        ),
+        calibrated_hidden_least=hidden[0],
+        calibrated_hidden_most=hidden[1],
+        calibrated_topk_least=topk[0],
+        calibrated_topk_most=topk[1],
+        calibrated_error=Quantity(
+            value=max(LEAST_ERROR, float(f"{worst(errors):.2g}")), dimension="ratio", source=error
+        ),
+        calibrated_digest=Text(
+            value=numbers_digest(model.hardware, software),
+            source=Source("fitted", f"fingerprint of all numbers that the fit to {measurements} went with"),
+        ),
     )
+
+
+def _count(value: int, source: Source) -> Quantity:
+    return Quantity(value=float(value), dimension="count", source=source)

@@ -16,7 +16,7 @@ from epsim.fitmodel import build_model
 from epsim.leastsquares import STEP_TOLERANCE
 from epsim.measured import packaged_measurements
 from epsim.predict import predict
-from epsim.profile import profile_toml, software_profile
+from epsim.profile import entries, numbers_digest, profile_toml, software_profile
 from epsim.validate import validate
 from tests.epsim.measuring import csv_bytes, rows_of, synthetic_changes
 
@@ -228,6 +228,8 @@ REFUSED = [
     ({"fit": ("post_time",)}, "do not depend on it"),
     ({"fit": ("launch_time", "barrier_time")}, "cannot be told apart"),
     ({"knee": 0.5}, "at least 1"),
+    ({"knee": 999}, "knee is '999 ranks': no measured group lies beyond it, the largest is EP128"),
+    ({"knee": 128}, "no measured group lies beyond it"),
     ({"knee": float("nan")}, "at least 1"),
     ({"knee": float("inf")}, "at least 1"),
     ({"num_draws": -1}, "whole number from 0"),
@@ -251,7 +253,7 @@ def test_more_numbers_than_rows_are_refused():
 
 def test_slopes_need_a_group_beyond_the_knee():
     rows = rows_of(*synthetic_changes(TRUTH, sizes=(4, 8, 16)))
-    with pytest.raises(InputError, match="fanout_slope_dispatch, fanout_slope_combine"):
+    with pytest.raises(InputError, match=r"knee is '23 ranks': no .* largest is EP16.*slope_combine then"):
         calibrate(rows, leave_one_out=False)
 
 
@@ -330,7 +332,69 @@ def test_every_fitted_entry_names_its_measurements(fitted):
         source = getattr(fitted.software, name).source
         assert source.kind == "fitted"
         assert "published.csv: 10 rows, EP8 to EP128" in source.text
-        assert f"{worst(flat(fitted.left_out)):.2%}" in source.text
+        held, again = worst(flat(fitted.left_out)), worst(flat(fitted.left_out_knee))
+        assert f"worst of a left-out group size {max(held, again):.2%} (knee held {held:.2%}, " in source.text
+        assert f"chosen again {again:.2%})" in source.text
+
+
+def test_the_larger_left_out_error_is_written():
+    """Errors planted in EP64 make the knee jump when it is chosen again; that error is the larger one."""
+    bad = {("dispatch", 64): 0.94, ("combine", 64): 0.90}
+    fit = calibrate(rows_of(*synthetic_changes(TRUTH, factor=bad)), num_draws=0)
+    held, again = worst(flat(fit.left_out)), worst(flat(fit.left_out_knee))
+    assert held != again
+    assert max(held, again) > 0.02
+    assert f"left-out group size {max(held, again):.2%} (" in fit.software.hbm_efficiency.source.text
+    assert fit.software.calibrated_error.value == float(f"{max(held, again):.2g}")
+
+
+def test_a_fit_that_left_nothing_out_says_so():
+    fit = calibrate(rows_of(*synthetic_changes(TRUTH)), leave_one_out=False, num_draws=0)
+    assert fit.software.hbm_efficiency.source.text.endswith("no group size was left out")
+    assert "no group size was left out" in fit.software.calibrated_error.source.text
+
+
+def test_what_a_fit_speaks_for_comes_from_its_rows():
+    """Every bound of the domain is that of the rows, whatever the starting profile claims."""
+    changes = synthetic_changes(TRUTH, sizes=(16, 32, 64))
+    for change, tokens, hidden, topk in zip(
+        changes, (512, 4096) * 3, (2048, 7168) * 3, (4, 8) * 3, strict=True
+    ):
+        change |= {"tokens_per_rank": str(tokens), "hidden": str(hidden), "num_topk": str(topk)}
+        if change["op"] == "dispatch":
+            change["dtype"] = "bf16"
+    fit = calibrate(rows_of(*changes), fit=("hbm_efficiency",), knee=19, num_draws=0, leave_one_out=False)
+    said = {
+        name.removeprefix("calibrated_"): entry.value
+        for name, entry, _ in entries(fit.software)
+        if name.startswith("calibrated_")
+    }
+    assert said.pop("error") == max(0.02, float(f"{fit.worst:.2g}"))
+    assert said == {
+        "hardware": "950dt",
+        "ranks_least": 16,
+        "ranks_most": 64,
+        "tokens_least": 512 // 4,
+        "operations": "dispatch bf16, combine bf16",
+        "hidden_least": 2048,
+        "hidden_most": 7168,
+        "topk_least": 4,
+        "topk_most": 8,
+        "digest": numbers_digest(fit.hardware, fit.software),
+    }
+    assert "512, divided by 4" in fit.software.calibrated_tokens_least.source.text
+
+
+def test_the_packaged_fit_speaks_for_the_published_rows(fitted):
+    """2 % is more than any left-out error of the ten figures."""
+    soft = fitted.software
+    assert soft.calibrated_error.value == 0.02
+    assert soft.calibrated_operations.value == "dispatch fp8, combine bf16"
+    assert soft.calibrated_tokens_least.value == 16_384 / 4
+    for operation in ("dispatch", "combine"):
+        assert predict(ep=64, software=soft, operations=(operation,))[0].confidence == "calibrated"
+    for change in ({"hbm_efficiency": 1.0}, {"hbm_rate": "4.1TB/s"}):
+        assert predict(ep=64, software=soft, settings=change)[0].confidence == "not calibrated"
 
 
 # Acceptance of issue 2, number 2: the limits are the issue's.
