@@ -29,10 +29,15 @@ def config_of(ep_size):
 
 
 def timed(work):
-    """Return seconds and result of one run: at this size the caches are cold every time."""
-    start = time.perf_counter()
+    """Return (seconds of the clock, text with these and CPU seconds, result) of one run.
+
+    CPU seconds are shown because the machine may be shared. Most of them are the kernel's, which clears the
+    pages of fresh outputs; a process meets pages it has had before in a third of that time.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
     result = work()
-    return time.perf_counter() - start, result
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return wall, f"{wall:.2f} s ({cpu:.2f} s CPU)", result
 
 
 def peak_gib():
@@ -44,25 +49,34 @@ def run():
     """Yield (name, value with unit, target)."""
     config = config_of(128)
     topk = generate_topk(config, "uniform", tokens_per_rank=TOKENS)
-    seconds, _ = timed(lambda: plan_dispatch(config, topk))
-    yield "plan all handles, EP128 x 16,384 x 6", f"{seconds:.2f} s", "<= 6 s"
+    _, text, _ = timed(lambda: plan_dispatch(config, topk))
+    yield "plan all handles, EP128 x 16,384 x 6", text, "<= 6 s"
+    handles = yield from dispatch_rows()
+    yield "peak memory of dispatch", f"{peak_gib():.1f} GiB", "<= 14 GiB"
+    y = [np.full((handle.num_rows, HIDDEN), 1.5, dtype=BF16) for handle in handles]
+    _, text, _ = timed(lambda: combine(handles, y, order=RANK_REDUCED))
+    yield "combine EP8, bf16, eight ranks", text, "<= 25 s"
+    yield "peak memory of combine, 11.5 GB of rows included", f"{peak_gib():.1f} GiB", ""
+
+
+def dispatch_rows():
+    """Yield the rows of EP8 dispatches; return their handles."""
     config = config_of(8)
     topk = generate_topk(config, "uniform", tokens_per_rank=TOKENS)
-    seconds, _ = timed(lambda: plan_dispatch(config, topk))
-    yield "the same, EP8", f"{seconds:.2f} s", ""
+    _, text, _ = timed(lambda: plan_dispatch(config, topk))
+    yield "plan all handles, EP8 x 16,384 x 6", text, ""
     rng = np.random.default_rng(0)
     x = [rng.integers(0, 120, (TOKENS, HIDDEN), dtype=np.uint8) for _ in range(8)]
     scales = [rng.integers(0, 2**15, (TOKENS, NUM_PACKS), dtype=np.int16) for _ in range(8)]
-    seconds, (results, handles) = timed(lambda: dispatch(config, topk, x, scales=scales, zero_padding=True))
-    num_bytes = sum(r.recv_x.nbytes for r in results)
-    yield "dispatch EP8, fp8 with scales, eight ranks", f"{seconds:.2f} s", "<= 12 s"
+    # The first call also pays for memory that the machine hands out for the first time.
+    for name in ("dispatch EP8, fp8 with scales, first call", "dispatch EP8, fp8 with scales, eight ranks"):
+        seconds, text, (results, handles) = timed(
+            lambda: dispatch(config, topk, x, scales=scales, zero_padding=True)
+        )
+        num_bytes = sum(r.recv_x.nbytes for r in results)
+        del results
+        yield name, text, "<= 12 s"
     yield "its recv_x and rate", f"{num_bytes / 1e9:.1f} GB, {num_bytes / seconds / 1e9:.1f} GB/s", ""
-    del results
-    seconds, results = timed(lambda: dispatch_cached(handles, x, scales=scales))
-    yield "the same cached", f"{seconds:.2f} s", ""
-    yield "peak memory so far", f"{peak_gib():.1f} GiB", "<= 14 GiB"
-    del results, x, scales
-    y = [np.full((handle.num_rows, HIDDEN), 1.5, dtype=BF16) for handle in handles]
-    seconds, _ = timed(lambda: combine(handles, y, order=RANK_REDUCED))
-    yield "combine EP8, bf16, eight ranks", f"{seconds:.2f} s", "<= 25 s"
-    yield "peak memory with combine's rows", f"{peak_gib():.1f} GiB", ""
+    _, text, _ = timed(lambda: dispatch_cached(handles, x, scales=scales))
+    yield "the same cached", text, ""
+    return handles
