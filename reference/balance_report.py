@@ -106,7 +106,7 @@ def measure_placement(
         rank_loads=rank_loads,
         copy_loads=copy_loads,
         num_wasted_replicas=expert_map.num_wasted_replicas,
-        num_idle_replicas=int(((copy_loads == 0) & (copies[logical] > 1) & (weights[logical] > 0)).sum()),
+        num_idle_replicas=int(((copy_loads == 0) & (weights[logical] > 0)).sum()),
     )
 
 

@@ -289,6 +289,11 @@ def test_g46_replica_rule_decides_the_peak(shares, peak, idle):
     assert metrics.num_idle_replicas == idle
 
 
+def test_copies_of_an_expert_without_load_are_not_idle():
+    metrics = measure_placement(G46_MAP, [0, 1, 0.5, 1], ep_size=8, shares=[1, 1, 1, 1, 0, 0, 0, 0])
+    assert metrics.num_idle_replicas == 3
+
+
 def test_g46_predicted_peak_is_the_counted_one():
     rows = np.tile(np.arange(4), 10)[:, None]
     config = EPConfig(

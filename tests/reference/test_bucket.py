@@ -170,6 +170,21 @@ def test_all_gather_from_outside_leaves_sources_alone():
     assert srcs[0][0].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("own_part", [True, False])
+def test_source_may_be_its_own_part_of_the_target_or_touch_it(own_part):
+    buffer = buffer_of(2)
+    srcs = [[at(buffer, r, 32 + 8 * r if own_part else 24 + 24 * r, (2,))] for r in range(2)]
+    srcs[0][0][:], srcs[1][0][:] = f32(1, 2), f32(3, 4)
+    for (view,) in buffer.all_gather(srcs, [[at(buffer, r, 32, (4,))] for r in range(2)]):
+        assert view.tolist() == [1, 2, 3, 4]
+
+
+def test_tensors_may_end_where_the_storage_ends():
+    buffer = buffer_of(2)
+    buffer.all_gather([[at(buffer, r, PAGE - 8 + 4 * r, (1,))] for r in range(2)])
+    assert buffer.all_reduce([[at(buffer, r, PAGE - 4, (1,))] for r in range(2)])[0][0].size == 1
+
+
 def test_batch_of_64_tensors_and_no_more():
     buffer = buffer_of(2)
     srcs = [[at(buffer, r, 64 * i + 4 * r, (1,)) for i in range(64)] for r in range(2)]
@@ -260,6 +275,14 @@ def test_session_uses_a_registered_tensor_in_place():
         assert tensors[0].tolist() == [3, 3]
 
 
+def test_session_entered_again_starts_at_the_beginning():
+    session = buffer_of(1).session()
+    for _ in range(2):
+        with session:
+            session.allocate((1,))
+            assert session.num_allocated_bytes == 32
+
+
 def test_session_storage_does_not_grow():
     buffer = buffer_of(2)
     with buffer.session() as session:
@@ -309,6 +332,7 @@ def overlapping():
     ("call", "message"),
     [
         (lambda: buffer_of(0), "num_ranks is 0"),
+        (lambda: buffer_of(1, num_bytes=0), "num_bytes is 0: must be a whole number of at least 1"),
         (lambda: buffer_of(1, num_bytes=32), "num_bytes is 32: must be a multiple of 2097152"),
         (lambda: buffer_of(2, groups=[]), "groups is 'none'"),
         (lambda: buffer_of(2, groups=[(0, 0)]), r"groups\[0\] is \(0, 0\): must be distinct ranks below 2"),
@@ -348,6 +372,11 @@ def overlapping():
         (lambda: all_reduce([np.ones(2, np.float64)]), "tensors is 'float64': must be float32 or bfloat16"),
         (lambda: all_reduce([f32(1), f32(1, 2)]), r"tensors\[rank 1\] is 'float32 \(2,\)': rank 0 has"),
         (lambda: all_reduce([f32(1)], scale=float("inf")), "scale is inf: must be a finite number"),
+        (lambda: gather([f32()]), r"shards is \(0,\): must not be empty"),
+        (
+            lambda: buffer_of(1).all_gather([[f32(1)]], [[f32(1), f32(1)]]),
+            "dsts is '2 tensors': srcs has 1",
+        ),
         (lambda: gather([]), "shards is 'none': must be one array per rank"),
     ],
 )

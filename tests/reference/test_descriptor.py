@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.descriptor import (
+    COMBINE_WQEBBS,
     FLAG_BITS,
     JETTY_INFO,
     OPCODE_NOP,
@@ -16,6 +17,7 @@ from reference.descriptor import (
     combine_blocks,
     combine_end_blocks,
     dispatch_blocks,
+    nop_sqe,
     owner_bit,
     pack_bits,
     unpack_bits,
@@ -82,6 +84,18 @@ def test_write_template_by_hand():
     ]
 
 
+def test_nop_by_hand():
+    # owner 0 on the second lap, index 32768 + 7; opcode 0x11; order 2 and completion close a combine.
+    assert words(nop_sqe(32768 + 7).pack()) == [0x0000_1100_0000_8007] + [0] * 7
+    assert words(nop_sqe(7, order=2, completion=1).pack()) == [0x0000_1100_8022_0007] + [0] * 7
+
+
+def test_token_of_local_memory_lies_above_its_length():
+    sqe = write_sqe(0, PEER, 0, [Sge(address=1, num_bytes=2, token_id=3)])
+    assert words(sqe.pack())[6:] == [0x0000_0003_0000_0002, 1]
+    assert unpack_sqe(sqe.pack()).sges == sqe.sges
+
+
 @pytest.mark.parametrize(
     ("head", "bit"), [(0, 1), (32767, 1), (32768, 0), (65535, 0), (65536, 1), (3 * 32768, 0)]
 )
@@ -140,7 +154,7 @@ def test_full_dispatch_request_is_240_bytes():
 
 def test_combine_request_is_two_blocks_with_zero_words_behind_80_bytes():
     blocks = combine_blocks(7, PEER, 1, Sge(address=9, num_bytes=14336), Sge(address=8, num_bytes=32))
-    assert len(blocks) == 128
+    assert len(blocks) == 64 * COMBINE_WQEBBS == 128
     assert words(blocks)[6:10] == [14336, 9, 32, 8]
     assert words(blocks)[10:] == [0] * 6
 

@@ -74,6 +74,7 @@ def test_fetch_equals_indexing_the_whole_table(case, column_major, storage, data
             got = found[token, place * config.hidden : (place + 1) * config.hidden]
             if ids[token, place] < 0:
                 assert got.tobytes() == b"\xff" * got.nbytes  # untouched since the allocation
+                assert not sfs or (result[1].reshape(*ids.shape, -1)[token, place] == -1).all()
                 continue
             assert got.tobytes() == tables[layer][ids[token, place]].tobytes()
             if sfs:

@@ -282,6 +282,7 @@ def test_workspace_views_cover_disjoint_bytes():
         assert view.shape == field.shape
     assert not memory[EP_WORKSPACE_USED_BYTES:].any()
     assert (workspace_field("local_expert_histogram").of(memory) == 5).all()
+    assert EP_WORKSPACE[-1].of(memory[:EP_WORKSPACE_USED_BYTES]).size == 64 * 2048
     with pytest.raises(ConfigError, match="must be at least 1659904 bytes of uint8"):
         EP_WORKSPACE[-1].of(memory[: EP_WORKSPACE_USED_BYTES - 1])
     with pytest.raises(ConfigError, match="field is 'head': the workspace holds peer_ptrs"):
@@ -290,6 +291,7 @@ def test_workspace_views_cover_disjoint_bytes():
 
 def test_epilogue_rows_are_packed_with_the_number_of_local_experts():
     assert epilogue_counter_idx(3, 1, 32) == 97
+    assert epilogue_counter_idx(0, 0, 1) == 0
     with pytest.raises(ConfigError, match="local_expert is 32: must be below num_local_experts 32"):
         epilogue_counter_idx(0, 32, 32)
     with pytest.raises(ConfigError, match="aiv is 64: must be below 64"):
@@ -308,11 +310,13 @@ def test_word_counts_arrivals_and_adds_values_at_once(values):
 
 def test_word_limits():
     assert pack_word(255, 2**24 - 1) == 0xFFFFFFFF
-    assert unpack_word(-1) == (255, 2**24 - 1)
+    assert unpack_word(-1) == unpack_word(2**32 - 1) == (255, 2**24 - 1)
+    assert unpack_word(-(2**31)) == (128, 0)
     for call, message in (
         (lambda: pack_word(256, 0), "arrivals is 256: must fit into its bits, at most 255"),
         (lambda: pack_word(0, 2**24), "value is 16777216: must fit into its bits"),
         (lambda: is_word_ready(0, 256), "num_expected is 256: 8 bits count at most 255"),
+        (lambda: unpack_word(-(2**31) - 1), "word is -2147483649: must be a 32-bit word"),
         (lambda: unpack_word(2**32), "word is 4294967296: must be a 32-bit word"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -75,6 +75,7 @@ def test_send_waits_for_a_release_when_all_slots_are_taken():
     out = np.zeros(3, dtype=np.int64)
     assert ring.try_recv(1, 0, out)
     assert out.tolist() == [1, 1, 1]
+    assert ring.num_in_flight(0, 1) == 1
     assert ring.try_send(0, 1, tensor(3))
     assert not ring.try_send(0, 1, tensor(4))
 
@@ -122,6 +123,14 @@ def test_tensor_is_copied_at_the_send():
     x[:] = 9
     ring.try_recv(1, 0, out)
     assert out.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 64])
+def test_smallest_and_largest_tensor_pass(num_bytes):
+    ring, out = ring_of(2, num_bytes=64), np.zeros(num_bytes, dtype=np.uint8)
+    assert ring.try_send(0, 1, np.arange(num_bytes, dtype=np.uint8))
+    assert ring.try_recv(1, 0, out)
+    assert out.tolist() == list(range(num_bytes))
 
 
 def test_leftover_tensor_stays_in_flight():

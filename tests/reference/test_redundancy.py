@@ -157,6 +157,12 @@ def test_balanced_load_needs_no_copies():
     assert table.tolist() == [[-1], [-1]]
 
 
+def test_copy_that_leaves_the_peak_as_it_is_is_made():
+    # 6, 6, 0: half of expert 0 on rank 2 leaves the peak at 6; expert 1 then halves too, and 0 once more.
+    assert choose_replicas([6, 6, 0], ep_size=3, num_redundant_per_rank=1).tolist() == [[1], [0], [0]]
+    assert choose_replicas([1, 0], ep_size=2, num_redundant_per_rank=1).tolist() == [[-1], [0]]
+
+
 # --- refusals --------------------------------------------------------------------------------------
 
 
@@ -165,6 +171,7 @@ def test_balanced_load_needs_no_copies():
     [
         ([[4], [0]], r"redundancy_mapping\[rank 0, slot 0\] is 4: must be an expert 0..3, or -1"),
         ([[-1], [-2]], r"redundancy_mapping\[rank 1, slot 0\] is -2: must be an expert"),
+        ([[0], [0]], r"redundancy_mapping\[rank 0, slot 0\] is 0: its original is on this rank"),
         ([[1], [0]], r"redundancy_mapping\[rank 0, slot 0\] is 1: its original is on this rank"),
         ([[2]], r"redundancy_mapping is 'int64 \(1, 1\)': must be signed integers of shape \(2, slots\)"),
         ([[2.0], [0.0]], "redundancy_mapping is 'float64"),
