@@ -28,6 +28,7 @@ class Target:
       ranks_per_supernode: ranks of one scale-up domain; None = as many as fit.
       settings: single parameters, as many cores as a run used.
       says: what was chosen here and why, one sentence each.
+      derived_from: why a packaged profile is not independent of such rows; empty = it is.
     """
 
     system: str
@@ -36,6 +37,7 @@ class Target:
     ranks_per_supernode: int | None = None
     settings: Mapping[str, str | float] = field(default_factory=lambda: MappingProxyType({}))
     says: tuple[str, ...] = ()
+    derived_from: str = ""
 
 
 _OFFICIAL = "deepep-ascend-2026-09-poc"
@@ -43,6 +45,10 @@ _PORT = "community-port-2026-09"
 _ONE_BLOCK = "community-port-2026-08-one-block"
 _ONE_BLOCK_SAYS = "copies before posting, at the rate that one block reached on two ranks"
 _PORT_SAYS = "the port's post time on the official library's data path"
+_SM90_REASON = (
+    "not independent: these figures contradict an H800's NVLink, and so the profile's rate was chosen to be "
+    "that of the library's own example"
+)
 TARGETS: Mapping[tuple[str, str, str], Target] = MappingProxyType(
     {
         ("DeepEP-Ascend", "Ascend 950DT", ""): Target(
@@ -80,7 +86,9 @@ TARGETS: Mapping[tuple[str, str, str], Target] = MappingProxyType(
             says=("its test receives one row per (token, expert) and counts those",),
         ),
         ("DeepEP V2", "NVIDIA SM100", ""): Target(system="sm100"),
-        ("DeepEP V2", "NVIDIA SM90 + CX7", ""): Target(system="sm90", ranks_per_supernode=8),
+        ("DeepEP V2", "NVIDIA SM90 + CX7", ""): Target(
+            system="sm90", ranks_per_supernode=8, derived_from=_SM90_REASON
+        ),
     }
 )
 """(system, generation, kernel) -> what to predict; an empty kernel stands for every other one."""

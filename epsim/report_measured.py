@@ -27,13 +27,13 @@ VALIDATION_COLUMNS = (
 def validation_text(validation: Validation) -> str:
     """Return all comparisons: rows that a fit used first, then the others, then what is missing where."""
     parts = []
+    marked = "rows marked calibrate"
+    if validation.is_packaged_fit:
+        marked += ": the packaged fit has used them, so they test its form and not its numbers"
     for title, rows in (
-        (
-            "calibrated rows: a fit has used them, so they test its form and not its numbers",
-            validation.calibrated,
-        ),
-        ("rows that a profile took a number from: not independent", validation.derived),
-        ("independent rows: neither a fit nor a profile has used them", validation.independent),
+        (marked, validation.calibrated),
+        ("rows that a packaged profile took a number from: not independent", validation.derived),
+        ("independent rows: no packaged fit or profile has used them", validation.independent),
     ):
         if rows:
             parts += [title, plain_table(VALIDATION_COLUMNS, [cells for c in rows for cells in _cells(c)])]
@@ -74,7 +74,7 @@ def _explanations(validation: Validation) -> list[str]:
             said.setdefault(sentence, []).append(f"{c.row.id} ({c.worst_error:+.0%})")
     noted: dict[str, list[str]] = {}
     for c in validation.comparisons:
-        for sentence in (*c.notes, *c.target.says):
+        for sentence in (*c.notes, *_said(c)):
             noted.setdefault(sentence, []).append(c.row.id)
     lines = []
     for title, groups in (
@@ -88,13 +88,20 @@ def _explanations(validation: Validation) -> list[str]:
     return lines
 
 
+def _said(c: Comparison) -> tuple[str, ...]:
+    """Return what was chosen for a row, and why it is not independent."""
+    return (*c.target.says, *((c.target.derived_from,) if c.target.derived_from else ()))
+
+
 def _verdict(validation: Validation) -> str:
     rows, outside = validation.calibrated, validation.outside
     if not rows:
-        return "no calibrated row, so nothing to pass or fail"
+        return "no row is marked calibrate, so nothing to pass or fail"
     if outside:
         return f"FAILED: predicted mean outside the published range in {', '.join(c.row.id for c in outside)}"
-    return f"OK: predicted mean inside the published range in {len(rows)} of {len(rows)} calibrated rows"
+    return (
+        f"OK: predicted mean inside the published range in {len(rows)} of {len(rows)} rows marked calibrate"
+    )
 
 
 def validation_records(validation: Validation) -> list[dict[str, Any]]:
@@ -122,7 +129,7 @@ def validation_records(validation: Validation) -> list[dict[str, Any]]:
             "overlaps": figure.overlaps,
             "width_ratio": figure.width_ratio,
             "missing": "; ".join(c.missing),
-            "notes": "; ".join((*c.notes, *c.target.says)),
+            "notes": "; ".join((*c.notes, *_said(c))),
             "conditions": c.row.conditions,
             "source": c.row.source,
         }

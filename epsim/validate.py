@@ -96,6 +96,11 @@ class Comparison:
         return self.row.use == "calibrate"
 
     @property
+    def is_derived(self) -> bool:
+        """Whether a packaged profile took a number from the row, or was chosen with it in view."""
+        return self.row.is_derived_from or bool(self.target.derived_from)
+
+    @property
     def worst_error(self) -> float:
         """The relative error that is farthest from zero, of bandwidth and time."""
         return max((c.error for c in (self.bandwidth, self.latency) if c is not None), key=abs)
@@ -147,18 +152,24 @@ class Validation:
 
     @cached_property
     def calibrated(self) -> tuple[Comparison, ...]:
-        """Rows that a fit may have used."""
+        """Rows marked for fits."""
         return tuple(c for c in self.comparisons if c.is_calibrated)
 
     @cached_property
     def derived(self) -> tuple[Comparison, ...]:
-        """Rows that no fit used, but that a packaged profile took a number from."""
-        return tuple(c for c in self.comparisons if not c.is_calibrated and c.row.is_derived_from)
+        """Rows that no fit used, but that a packaged profile depends on."""
+        return tuple(c for c in self.comparisons if not c.is_calibrated and c.is_derived)
 
     @cached_property
     def independent(self) -> tuple[Comparison, ...]:
         """Rows that neither a fit nor a packaged profile used."""
-        return tuple(c for c in self.comparisons if not c.is_calibrated and not c.row.is_derived_from)
+        return tuple(c for c in self.comparisons if not c.is_calibrated and not c.is_derived)
+
+    @property
+    def is_packaged_fit(self) -> bool:
+        """Whether the rows marked for fits are those that the packaged profile was fitted to."""
+        known = packaged_measurements("published")
+        return bool(self.calibrated) and all(c.row in known for c in self.calibrated)
 
     @property
     def outside(self) -> tuple[Comparison, ...]:

@@ -31,10 +31,11 @@ def validate(
 ) -> int:
     """Predict every row of measurement files and print predicted against measured.
 
-    Rows that a fit has used and rows that none has used stand apart. Where the error exceeds 10 % the
-    report says which terms the model lacks. The predictions do not depend on the measured figures.
+    Rows marked calibrate, which a fit may use, rows that a profile depends on and all others stand apart.
+    Where the error exceeds 10 % the report says which terms the model lacks. The predictions do not depend
+    on the measured figures.
 
-    Exit code 1 when the predicted mean of a calibrated row lies outside its published range.
+    Exit code 1 when the predicted mean of a row marked calibrate lies outside its published range.
 
     - `epsim validate`
     - `epsim validate --measurements published --draws auto`

@@ -346,11 +346,39 @@ def test_another_profile_moves_the_predictions(tmp_path):
 def test_the_command_prints_groups_reasons_and_verdict(capsys):
     assert run(["validate"]) == 0
     text = capsys.readouterr().out
-    for piece in ("calibrated rows", "independent rows", "not independent", "which terms are missing"):
+    for piece in (
+        "rows marked calibrate: the packaged fit has used",
+        "independent rows",
+        "not independent",
+        "which terms are missing",
+    ):
         assert piece in text
-    assert text.rstrip().endswith("10 of 10 calibrated rows")
+    assert text.rstrip().endswith("10 of 10 rows marked calibrate")
     for row in all_packaged():
         assert row.id in text
+
+
+def test_rows_of_ones_own_are_not_said_to_be_those_of_the_packaged_fit(tmp_path, capsys):
+    """Marking a row calibrate says what a fit may use, not that the packaged one has."""
+    (tmp_path / "published.csv").write_bytes(csv_bytes({}))
+    run(["validate", "--measurements", str(tmp_path / "published.csv")])
+    text = capsys.readouterr().out
+    assert text.startswith("rows marked calibrate\n")
+    assert "has used them" not in text
+
+
+def test_rows_that_a_profile_was_chosen_with_in_view_are_not_independent(validation, capsys):
+    """docs/decisions.md 13: the SM90 figures rule an H800's NVLink out, so the profile has another rate."""
+    derived = {c.row.id for c in validation.derived}
+    sm90 = {row.id for row in all_packaged() if row.generation == "NVIDIA SM90 + CX7"}
+    assert len(sm90) == 4
+    assert sm90 <= derived
+    assert derived - sm90 == {row.id for row in all_packaged() if row.is_derived_from}
+    assert run(["validate"]) == 0
+    text = capsys.readouterr().out
+    group = text.split("took a number from: not independent")[1].split("independent rows")[0]
+    assert all(name in group for name in sm90)
+    assert "these figures contradict an H800's NVLink" in text
 
 
 def test_the_command_fails_when_a_calibrated_mean_lies_outside(capsys):
