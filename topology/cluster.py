@@ -260,7 +260,18 @@ def _explain(error: msgspec.ValidationError, data: dict[str, Any]) -> TopologyEr
         if match[1].startswith("missing"):
             return TopologyError(field, "absent", "must be given")
         return TopologyError(field, _value_at(data, field), f"is no key here; {_known_keys(data, path)}")
-    return TopologyError(path or "cluster file", _value_at(data, path), text[0].lower() + text[1:])
+    value = _value_at(data, path)
+    example = _UNIT_EXAMPLES.get(re.split(r"[.\]]", path)[-1])
+    if example and type(value) in (int, float):
+        return TopologyError(path, value, f'needs a unit, in quotes, as "{example}"')
+    return TopologyError(path or "cluster file", value, text[0].lower() + text[1:])
+
+
+_UNIT_EXAMPLES: Mapping[str, str] = {
+    "port_rate": "400Gbps", "scaleout_rate": "400Gbps", "link_rate": "50GB/s", "uplink_rate": "50GB/s",
+    "rate": "400Gbps", "switch_hop": "200ns", "cable": "50ns", "scaleout_switch_hop": "200ns",
+    "scaleout_cable": "150ns", "latency": "250ns",
+}  # fmt: skip
 
 
 def _known_keys(data: dict[str, Any], path: str) -> str:
