@@ -66,17 +66,17 @@ def profiles(
 def _find(name: str, known: dict[str, str]) -> "Hardware | Software":
     """Load a profile of either kind; a file says its kind itself, or is tried as both."""
     import tomllib
-    from pathlib import Path
 
     from epsim.errors import InputError
     from epsim.profile import hardware_profile, software_profile
+    from reference.readable import read_regular
 
     if name in known:
         return (hardware_profile if known[name] == "hardware" else software_profile)(name)
     if not name.endswith(".toml"):
         raise InputError("profile", name, f"must be a .toml file or one of {', '.join(known)}")
     try:
-        kind = tomllib.loads(Path(name).read_text()).get("kind", "software")
+        kind = tomllib.loads(read_regular(name).decode()).get("kind", "software")
     except (OSError, ValueError):
         kind = "software"
     return (hardware_profile if kind == "hardware" else software_profile)(name)
