@@ -93,14 +93,20 @@ def test_arrival_order_never_reaches_the_sum(exchange, seed):
     assert_equal(*combined, strict_zero=True, any_nan=True)
 
 
-def test_gradients_are_the_numerical_ones():
-    """Dispatch backward = combine, combine backward = cached dispatch; small integers, so exact."""
+def gradient_case():
+    """Return (rng, topk, x, results, handles, which rows are real) with small integers everywhere."""
     rng = np.random.default_rng(3)
     config = EPConfig(ep_size=3, num_experts=6, num_topk=3, hidden=2, num_max_tokens_per_rank=3)
     topk = random_topk(config, rng, tokens=(3, 0, 2), masked=0.3)
     x = [as_bf16(rng.integers(-4, 5, (n, 2))) for n in topk.tokens_per_rank]
     results, handles = dispatch(config, topk, x)
-    rows = [h.row_origins().gid >= 0 for h in handles]
+    return rng, topk, x, results, handles, [h.row_origins().gid >= 0 for h in handles]
+
+
+def test_the_gradient_of_dispatch_is_combine():
+    """Of payload and of weights, against differences of a loss; small integers, so exact."""
+    rng, topk, x, results, handles, rows = gradient_case()
+    config = handles[0].config
     g_recv = [as_bf16(rng.integers(-4, 5, r.recv_x.shape)) for r in results]
     g_weights = [rng.integers(-4, 5, len(r.recv_x)).astype(np.float32) for r in results]
     back = combine(handles, g_recv, order=RANK_REDUCED, topk_weights=g_weights)
@@ -121,6 +127,10 @@ def test_gradients_are_the_numerical_ones():
         for at in np.ndindex(whole[rank].shape):
             assert differences(loss, x, whole, 1, rank, at) == back[rank].combined_topk_weights[at]
 
+
+def test_the_gradient_of_combine_is_a_cached_dispatch():
+    """Against differences of a loss; a row that no token made has no gradient."""
+    rng, _, x, results, handles, rows = gradient_case()
     g_home = [as_bf16(rng.integers(-4, 5, a.shape)) for a in x]
     y = [as_bf16(rng.integers(-4, 5, r.recv_x.shape)) for r in results]
 
