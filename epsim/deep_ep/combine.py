@@ -16,7 +16,7 @@ from epsim.deep_ep.errors import HostCheckError, UndefinedError, UnsupportedErro
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.handle import EPHandle
 from epsim.deep_ep.records import pack, unpack
-from epsim.deep_ep.tensor_checks import check_biases, check_shape, check_tensor
+from epsim.deep_ep.tensor_checks import check_biases, check_handle, check_shape, check_tensor
 from reference.errors import ConfigError
 from reference.handle import Handle
 from reference.one_rank import combine_home, returned_counts, rows_to_return
@@ -106,12 +106,7 @@ def _check_host(arguments: CombineArguments, context: Context) -> CombineCall:
     if arguments.defer_epilogue and not arguments.async_with_compute_stream:
         raise HostCheckError("defer_epilogue", True, "needs async_with_compute_stream")
     check_previous_event(arguments.previous_event, arguments.allocate_on_comm_stream, context)
-    handle = arguments.handle
-    if not isinstance(handle, EPHandle):
-        raise HostCheckError("handle", type(handle).__name__, "must be the handle of a dispatch")
-    if handle.psum_num_recv_tokens_per_rank.numel() != context.num_ranks:
-        found = f"of {handle.psum_num_recv_tokens_per_rank.numel()} ranks"
-        raise HostCheckError("handle", found, f"the buffer has {context.num_ranks}")
+    handle = check_handle(arguments.handle, context.num_ranks, context.mode.rules)
     plan = handle.as_reference(context.rank, replace(context.mode, expand=handle.do_expand))
     x = check_tensor("x", arguments.x, dim=2, dtype=torch.bfloat16)
     _check_rows(plan, x, arguments.topk_weights)

@@ -20,9 +20,10 @@ from epsim.deep_ep.errors import (
     UnsupportedError,
     raised_as,
 )
-from epsim.deep_ep.handle import EPHandle
+from epsim.deep_ep.handle import EPHandle, masked_ids
 from epsim.deep_ep.tensor_checks import (
     Payload,
+    check_handle,
     check_payload,
     check_stats,
     check_tensor,
@@ -133,7 +134,7 @@ class DispatchCall:
         tensors = [self.data, self.scales, self.weights]
         arrays = [array_of(tensor) for tensor in tensors if tensor is not None]
         if not self.arguments.do_expand:
-            arrays.append(array_of(self.topk_idx))
+            arrays.append(masked_ids(self.topk_idx))
         return arrays
 
     def same(self, context: Context) -> dict[str, Any]:
@@ -167,6 +168,8 @@ def check_host(arguments: DispatchArguments, context: Context) -> DispatchCall:
     _check_modes(arguments, context)
     data, scales = check_payload(arguments.x, context.mode.rules)
     handle = arguments.handle
+    if handle is not None:
+        check_handle(handle, context.num_ranks, context.mode.rules)
     topk_idx = _topk_idx(arguments, data.shape[0])
     with raised_as(HostCheckError):
         config = _config(arguments, context, hidden=data.shape[1], num_topk=topk_idx.shape[1])

@@ -10,6 +10,7 @@ import torch
 
 from epsim.deep_ep.arrays import array_of
 from epsim.deep_ep.errors import HostCheckError, UndefinedError
+from epsim.deep_ep.handle import EPHandle
 from reference.edition import Edition
 
 Payload: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -99,6 +100,32 @@ def check_stats(stats: torch.Tensor, num_local_experts: int) -> torch.Tensor:
     check_tensor(name, stats, dim=1, dtype=torch.int32)
     check_shape(name, stats, (num_local_experts,))
     return stats
+
+
+def check_handle(handle: Any, num_ranks: int, edition: Edition) -> EPHandle:  # noqa: ANN401 - judged here
+    """Return a handle whose tensors have the shapes that its numbers say.
+
+    Raises:
+      HostCheckError: no handle, one of another group, or a tensor that is missing or does not fit.
+      StaleHandleError: its topk_idx was written to.
+    """
+    if not isinstance(handle, EPHandle):
+        raise HostCheckError("handle", type(handle).__name__, "must be the handle of a dispatch")
+    num_tokens, num_topk = handle.topk_idx.shape
+    num_local = handle.num_experts // num_ranks
+    shapes = {
+        "psum_num_recv_tokens_per_rank": (num_ranks,),
+        "psum_num_recv_tokens_per_expert": (num_local,),
+        "num_unaligned_recv_tokens_per_expert": (num_local,),
+        "recv_src_metadata": (handle.num_recv_tokens, num_topk + 2),
+        "dst_buffer_slot_idx": (num_tokens, num_topk),
+    }
+    if edition.has_gather_idx:
+        shapes["dst_gsge_idx"] = (num_tokens, num_topk)
+    for name, shape in shapes.items():
+        tensor = check_tensor(f"handle.{name}", getattr(handle, name), dim=len(shape), dtype=torch.int32)
+        check_shape(f"handle.{name}", tensor, shape)
+    return handle
 
 
 def check_biases(bias: Any, shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 - judged here

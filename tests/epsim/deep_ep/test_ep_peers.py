@@ -1,0 +1,207 @@
+"""Ranks that disagree get the same sentence at once; a rank that dies or is late is an error in time."""
+
+import os
+import time
+
+import pytest
+
+pytest.importorskip("torch", reason="the drop-in for deep_ep needs torch")
+
+import torch
+import torch.distributed as dist
+
+import epsim.deep_ep as deep_ep
+from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, UndefinedError
+from tests.epsim.deep_ep.spawning import DIED, run_ranks
+
+MIB2 = 2 * 2**20
+
+
+def arguments(tokens=4, hidden=256, num_topk=2):
+    idx = torch.stack([(torch.arange(num_topk) + t) % 8 for t in range(tokens)])
+    return {"x": torch.ones(tokens, hidden).bfloat16(), "topk_idx": idx, "num_experts": 8, "do_expand": True}
+
+
+def message(kind, call, *args, **options):
+    """Return what a call that must fail says."""
+    with pytest.raises(kind) as caught:
+        call(*args, **options)
+    return str(caught.value)
+
+
+def fp8(tokens=4):
+    return torch.ones(tokens, 256).to(torch.float8_e4m3fn), torch.ones(tokens, 4, dtype=torch.int16)
+
+
+def differing_arguments(rank, num_ranks):
+    """Rank 2 differs in one argument at a time; return what each rank is told."""
+    odd = rank == 2
+    told = []
+
+    def differ(**options):
+        given = arguments() | (options if odd else {})
+        told.append(message(RankMismatchError, buffer.dispatch, **given))
+
+    world = dist.group.WORLD
+    for name, values in (("num_max_tokens_per_rank", (8, 9)), ("deterministic", (False, True))):
+        options = {"num_bytes": MIB2, name: values[odd]}
+        told.append(message(RankMismatchError, deep_ep.EPBuffer, world, **options))
+    buffer = deep_ep.EPBuffer(world, MIB2, 8)
+    differ(num_max_tokens_per_rank=9)
+    differ(num_experts=16)
+    differ(x=torch.ones(4, 512).bfloat16())
+    differ(topk_idx=torch.zeros(4, 1, dtype=torch.int64))
+    differ(x=fp8())
+    differ(topk_weights=torch.ones(4, 2))
+    differ(expert_alignment=2)
+    differ(num_sms=16)
+    first, second = (buffer.dispatch(**arguments()) for _ in range(2))
+    mine = second if odd else first
+    told.append(message(RankMismatchError, buffer.combine, mine[0], mine[3]))
+    weights = torch.ones(len(first[0])) if odd else None
+    told.append(message(RankMismatchError, buffer.combine, first[0], first[3], weights))
+    call = buffer.barrier if odd else lambda: buffer.combine(first[0], first[3])
+    told.append(message(RankMismatchError, call))
+    # The channel stays in step: what all ranks agree on still works.
+    buffer.combine(first[0], first[3])
+    return told
+
+
+EXPECTED = [
+    "num_max_tokens_per_rank is 8 on rank 0 and 9 on rank 2",
+    "deterministic is False on rank 0 and True on rank 2",
+    "num_max_tokens_per_rank is 8 on rank 0 and 9 on rank 2",
+    "num_experts is 8 on rank 0 and 16 on rank 2",
+    "hidden is 256 on rank 0 and 512 on rank 2",
+    "num_topk is 2 on rank 0 and 1 on rank 2",
+    "x.dtype is 'torch.bfloat16' on rank 0 and 'torch.float8_e4m3fn' on rank 2",
+    "topk_weights is 'None' on rank 0 and 'given' on rank 2",
+    "expert_alignment is 1 on rank 0 and 2 on rank 2",
+    "num_sms is 32 on rank 0 and 16 on rank 2",
+    "handle is 'of call 10' on rank 0 and 'of call 11' on rank 2",
+    "topk_weights is 'None' on rank 0 and 'given' on rank 2",
+    "operation is 'combine' on rank 0 and 'barrier' on rank 2",
+]
+
+
+def test_a_differing_argument_is_named_with_both_values_and_ranks_on_every_rank():
+    """Never a hang, and the buffer can be used afterwards."""
+    told = run_ranks(differing_arguments, 4)
+    assert told[1:] == told[:1] * 3
+    assert len(told[0]) == len(EXPECTED)
+    for text, expected in zip(told[0], EXPECTED, strict=True):
+        assert expected in text
+
+
+def one_refuses(rank, num_ranks):
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
+    given = arguments()
+    if rank == 1:
+        given["topk_idx"][3, 1] = 8
+    kind = UndefinedError if rank == 1 else PeerRefusedError
+    text = message(kind, buffer.dispatch, **given)
+    again = message(kind, buffer.dispatch, **(given | {"num_sms": 16}))
+    assert buffer.dispatch(**arguments())[3].num_recv_tokens >= 1
+    return text, again
+
+
+def test_what_one_rank_refuses_ends_the_call_on_all():
+    """The others repeat its reason and its rank."""
+    told = run_ranks(one_refuses, 2)
+    reason = "topk_idx[rank 1, token 3, column 1] is 8: must be an expert 0..7"
+    assert told[1][0] == reason
+    assert told[0][0] == f"dispatch (call 2): rank 1 refused it: {reason}"
+    assert told[0][1].startswith("dispatch (call 3): rank 1 refused it")
+
+
+def handles_by_hand(rank, num_ranks):
+    """Mix handles without a call number: the rows that they bring still tell them apart."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
+    given = arguments()
+    if rank == 0:
+        given["topk_idx"][0] = torch.tensor([6, 7])
+    first, second = buffer.dispatch(**arguments()), buffer.dispatch(**given)
+    mine = first if rank == 0 else second
+    mine[3].call = None
+    return message(UndefinedError, buffer.combine, mine[0], mine[3])
+
+
+def test_handles_of_different_dispatches_are_noticed_by_their_rows():
+    """Every rank names the same pair."""
+    told = run_ranks(handles_by_hand, 2)
+    assert told[0] == told[1]
+    assert "the handles come from different dispatches" in told[0]
+
+
+def one_call_more(rank, num_ranks):
+    """Rank 0 makes a second dispatch, which the others answer with the end of the buffer."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8, explicitly_destroy=True)
+    buffer.dispatch(**arguments())
+    call = (lambda: buffer.dispatch(**arguments())) if rank == 0 else buffer.destroy
+    text = message(RankMismatchError, call)
+    buffer.destroy()
+    return text
+
+
+def test_another_number_of_calls_is_noticed():
+    """The extra call meets another one."""
+    told = run_ranks(one_call_more, 2)
+    assert told[0] == told[1]
+    assert "operation is 'dispatch' on rank 0 and 'destroy' on rank 1" in told[0]
+
+
+def dies(rank, num_ranks, during):
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8, num_cpu_timeout_secs=60)
+    buffer.dispatch(**arguments())
+    if rank == 1:
+        if during:  # between the agreement and the rows
+            buffer.exchange.all_to_all = lambda *_: os._exit(3)
+        else:
+            os._exit(3)
+        buffer.dispatch(**arguments())
+    start = time.monotonic()
+    text = message(PeerLostError, buffer.dispatch, **arguments())
+    assert message(PeerLostError, buffer.dispatch, **arguments())
+    assert time.monotonic() - start < 20
+    return text
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_a_rank_that_dies_is_an_error_on_the_others_at_once(during):
+    """Long before the time limit, before a call or in the middle of one."""
+    told = run_ranks(dies, 4, during, may_die=(1,), timeout_secs=50)
+    assert told[1] == DIED
+    for rank in (0, 2, 3):
+        assert (
+            told[rank]
+            == f"rank {rank}, dispatch (call 3): a peer closed its connection, it has died or given up"
+        )
+
+
+def is_late(rank, num_ranks):
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8, num_cpu_timeout_secs=1)
+    if rank == 1:
+        time.sleep(4)
+    start = time.monotonic()
+    text = message(PeerLostError, buffer.dispatch, **arguments())
+    assert time.monotonic() - start < 3
+    return text
+
+
+def test_a_late_rank_is_an_error_after_the_time_limit_and_not_before():
+    """The late rank finds the connection closed."""
+    told = run_ranks(is_late, 2)
+    assert told[0] == "rank 0, dispatch (call 2): a peer did not come within 1 s"
+    assert "a peer closed its connection" in told[1]
+
+
+def never_comes(rank, num_ranks):
+    if rank == 0:
+        return message(PeerLostError, deep_ep.EPBuffer, dist.group.WORLD, MIB2, num_cpu_timeout_secs=2)
+    return None
+
+
+def test_a_rank_that_does_not_make_the_buffer_is_an_error_too():
+    """Construction is collective."""
+    told = run_ranks(never_comes, 2, timeout_secs=60)
+    assert told[0].startswith("rank 0, creating a buffer: a peer")
