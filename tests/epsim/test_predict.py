@@ -249,7 +249,8 @@ CONFIDENCE = [
     ({"ep": 128, "operation": "combine", "draws": 1}, "calibrated"),
     ({"ep": 4}, "extrapolated"),
     ({"ep": 1}, "not calibrated"),
-    ({"settings": {"hbm_rate": "4TB/s"}}, "not calibrated"),
+    ({"settings": {"hbm_rate": "3.9TB/s"}}, "not calibrated"),
+    ({"settings": {"hbm_rate": "4TB/s"}}, "calibrated"),  # the value that it has
     ({"hardware": "950pr"}, "not calibrated"),
     ({"tokens": 128}, "not calibrated"),
     ({"routing": "zipf:1.1", "tokens": 4096}, "not calibrated"),
