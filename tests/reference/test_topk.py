@@ -103,8 +103,8 @@ def test_one_planted_repeat_is_found_where_it_is(data, routed):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ep_size": 1}, "number of ranks in topk_idx is 2: must be that of the group, whose ep_size is 1"),
-        ({"num_topk": 1}, "number of columns in topk_idx is 2: must be that of the group, whose num_topk is 1"),
+        ({"ep_size": 1}, "number of ranks in topk_idx is 2: must be .* whose ep_size is 1"),
+        ({"num_topk": 1}, "number of columns in topk_idx is 2: must be .* whose num_topk is 1"),
         ({"num_experts": 8}, "topk_idx.num_experts is 4: the routing must be made for the config's 8"),
         ({"num_max_tokens_per_rank": 1}, r"topk_idx\[rank 1\] is '2 tokens': num_max_tokens_per_rank is 1"),
     ],
