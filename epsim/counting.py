@@ -15,6 +15,7 @@ from reference.files import LOAD_SUFFIXES, ROUTING_SUFFIXES, read_loads, read_ro
 from reference.generate import ROUTINGS, parse_routing
 from reference.manifest import Workload, workload_of_routing
 from reference.plan import count_rows
+from reference.readable import kind_of
 from reference.sizes import Dtype
 from reference.topk import TopK
 
@@ -72,7 +73,9 @@ def is_table(routing: str | Path | TopK) -> bool:
         return False
     path = Path(routing)
     return (
-        (path.suffix in ROUTING_SUFFIXES and not is_histogram(path)) or path.is_dir() or "*" in str(routing)
+        (path.suffix in ROUTING_SUFFIXES and not is_histogram(path))
+        or kind_of(path) == "folder"
+        or "*" in str(routing)
     )
 
 
@@ -155,7 +158,7 @@ def count_workload(workload: Workload, pod_size: int | None, draws: Draws) -> Co
 
 def is_histogram(path: Path) -> bool:
     """Tell a load histogram from a routing: both may be .npy, but a histogram has one axis."""
-    if path.suffix != ".npy":
+    if path.suffix != ".npy" or kind_of(path) != "file":
         return False
     try:
         return bool(np.load(path, mmap_mode="r", allow_pickle=False).ndim == 1)

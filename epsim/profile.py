@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from epsim.errors import InputError
 from epsim.quantity import Parameter, Quantity, given
+from reference.readable import read_regular
 from topology.errors import TopologyError
 from topology.framing import FORMS
 from topology.source import Source
@@ -260,8 +260,8 @@ def _with(profile: Profile, values: Mapping[str, object]) -> Profile:
 def _table(name_or_path: str, word: str) -> dict[str, Any]:
     if _is_file(name_or_path):
         try:
-            raw = Path(name_or_path).read_bytes()
-        except (OSError, ValueError) as error:
+            raw = read_regular(name_or_path)
+        except OSError as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise InputError(f"{word} profile", name_or_path, f"cannot be read: {reason}") from None
     else:

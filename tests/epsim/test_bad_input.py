@@ -34,6 +34,7 @@ ROUTINGS = {
     "nothing": "file per rank",
     "missing.npy": "epsim: file is 'missing.npy': does not exist",
     "text.npy": "epsim: file is 'text.npy': is no .npy file",
+    "fifo.npy": "Is a FIFO or device",
     "fifo.npz": "Is a FIFO or device",
     "fifo.safetensors": "Is a FIFO or device",
     "fifo.csv": "Is a FIFO or device",
@@ -122,11 +123,17 @@ OPTIONS = {
     "--csv .": "must name a file",
     "--plot x.txt": "must end in .png, .svg or .pdf",
     "--plot no/such/folder/x.svg": "cannot be written",
+    "--set scaleup_rate=800GB/s": "the system is a graph",
+    "--set payload_efficiency=0.1": "packet form ctp7 gives it",
+    "--compare --json": "is a table for people",
+    "--save-workload w.json": "a manifest holds one group size",
+    "--port-rate 400Gbps": "goes with an HCCL file",
     "--no-such-option": "no-such-option",
     "stray": "stray",
 }
 
 PROFILES = {
+    "fifo.toml": "Is a FIFO or device",
     "broken.toml": "must be TOML",
     "key.toml": "did you mean base?",
     "loop.toml": "a loop",
@@ -176,6 +183,9 @@ MEASUREMENTS = {
 }
 
 OTHERS = {
+    "predict --ep 8 --workload fifo.json": "Is a FIFO or device",
+    "predict --ep 8 --workload other.json": "format",
+    "predict --ep 128 --routing zipf:1 --tokens 67108864": "sampling holds every choice in memory",
     "predcit": "predcit",
     "profiles 951dt": "must be a .toml file or one of",
     "profiles broken.toml": "must be TOML",

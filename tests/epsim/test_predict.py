@@ -252,6 +252,11 @@ CONFIDENCE = [
     ({"settings": {"hbm_rate": "3.9TB/s"}}, "not calibrated"),
     ({"settings": {"hbm_rate": "4TB/s"}}, "calibrated"),  # the value that it has
     ({"hardware": "950pr"}, "not calibrated"),
+    ({"dtype": "bf16"}, "not calibrated"),
+    ({"operation": "cached-dispatch"}, "not calibrated"),
+    ({"masked_ratio": 0.5}, "not calibrated"),
+    ({"hidden": 128, "operation": "combine"}, "not calibrated"),
+    ({"num_topk": 64}, "not calibrated"),
     ({"tokens": 128}, "not calibrated"),
     ({"routing": "zipf:1.1", "tokens": 4096}, "not calibrated"),
     ({"system": "mesh8"}, "not calibrated"),
