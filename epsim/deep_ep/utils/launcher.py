@@ -5,6 +5,7 @@ expect `init_dist` to find its peers by itself and `dist_print` to print, so exa
 """
 
 import os
+import sys
 from dataclasses import dataclass
 
 DEFAULT_ADDRESS, DEFAULT_PORT = "127.0.0.1", 8361
@@ -64,4 +65,6 @@ def _number(name: str) -> int | None:
 
 def print_line(text: str) -> None:
     """Print a line at once, so that lines of several processes keep their order."""
-    print(text, flush=True)
+    # One write: print() writes text and line end apart when the stream is unbuffered.
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
