@@ -75,6 +75,8 @@ def tensor_of(array: Array) -> torch.Tensor:
     if array.dtype not in TORCH_DTYPES:
         raise ConfigError("dtype", str(array.dtype), "torch has no such dtype")
     dtype = TORCH_DTYPES[array.dtype]
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)  # from_numpy gives an empty tensor strides of 0
     own = array if array.flags.writeable else array.copy()
     if own.dtype.type.__module__ != "numpy":
         carrier = np.uint8 if own.dtype.itemsize == 1 else np.int16
