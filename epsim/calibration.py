@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from epsim.measured import Range
+from epsim.measured import Answer
 from epsim.profile import Hardware, Software
 from topology.units import Dimension
 
@@ -33,34 +33,18 @@ class FittedParameter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Residual:
+class Residual(Answer):
     """One measurement and the fitted model's answer.
 
     Args:
       id: of the measurement.
       op: operation.
       ep_size: ranks.
-      unit: "GB/s" or "us".
-      measured: its range; the target is the mid-point.
-      predicted: mean over ranks, or the time.
     """
 
     id: str
     op: str
     ep_size: int
-    unit: str
-    measured: Range
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        """Predicted over target, minus one."""
-        return self.predicted / self.measured.middle - 1
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the prediction lies in the measured range as printed."""
-        return self.measured.low <= self.predicted <= self.measured.high
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,31 @@ class Range:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A measured quantity and what was predicted for it.
+
+    Args:
+      unit: "GB/s" or "us".
+      measured: its range; a fit aims at the mid-point.
+      predicted: mean over ranks, or the time.
+    """
+
+    unit: str
+    measured: Range
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over the mid-point, minus one."""
+        return self.predicted / self.measured.middle - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the prediction lies in the measured range as printed."""
+        return self.measured.low <= self.predicted <= self.measured.high
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """One measured case. At least one of `bandwidth` and `latency` is there.
 

@@ -11,7 +11,7 @@ from epsim.cases import Target, metric_bytes, target_of
 from epsim.closedform import Operation
 from epsim.counting import Draws
 from epsim.errors import InputError
-from epsim.measured import LOGICAL, PACKAGED, SCALEOUT, Measurement, Range, packaged_measurements
+from epsim.measured import LOGICAL, PACKAGED, SCALEOUT, Answer, Measurement, packaged_measurements
 from epsim.missing import implied_wire_gb_per_s, missing_terms
 from epsim.predict import predict
 from epsim.prediction import Prediction, Predictions
@@ -24,32 +24,16 @@ LARGE_ERROR = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Answer):
     """One quantity of a row, predicted and measured.
 
     Args:
-      unit: "GB/s" or "us".
-      measured: published range.
-      predicted: mean over ranks.
       low: smallest predicted value of a rank.
       high: largest; low = high where the prediction has one value for all ranks.
     """
 
-    unit: str
-    measured: Range
-    predicted: float
     low: float
     high: float
-
-    @property
-    def error(self) -> float:
-        """Predicted over the mid-point of the measured range, minus one."""
-        return self.predicted / self.measured.middle - 1
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the predicted mean lies in the measured range as printed."""
-        return self.measured.low <= self.predicted <= self.measured.high
 
     @property
     def overlaps(self) -> bool:
