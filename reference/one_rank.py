@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference.combine import Home, Summer
+from reference.combine import BLOCK_BYTES, Home, Summer
 from reference.config import EPConfig
 from reference.handle import Handle
 from reference.order import ReductionOrder
@@ -115,10 +115,14 @@ def _rank_sums(handle: Handle, rows: npt.NDArray[np.int32], bits: npt.NDArray[np
     first = starts_of(count)[:-1]
     single, several = np.flatnonzero(count == 1), np.flatnonzero(count > 1)
     out[single] = bits[positions[first[single]]]
-    sums = np.empty((len(several), bits.shape[1]), dtype=np.uint16)
-    terms = Terms(positions=positions, first=first[several], count=count[several])
-    ordered_sums(bits, terms, (), handle.mode.rules.sum_start, sums, Scratch(bits.shape[1]))
-    out[several] = sums
+    scratch = Scratch(bits.shape[1])
+    block = max(1, BLOCK_BYTES // (2 * max(1, bits.shape[1]) * rows.shape[1]))
+    for low in range(0, len(several), block):
+        part = several[low : low + block]
+        sums = scratch.rows("sums", len(part), np.uint16)
+        terms = Terms(positions=positions, first=first[part], count=count[part])
+        ordered_sums(bits, terms, (), handle.mode.rules.sum_start, sums, scratch)
+        out[part] = sums
     return out
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference import one_rank
 from reference.combine import combine
 from reference.compare import assert_equal
 from reference.config import EPConfig
@@ -132,3 +133,17 @@ def test_a_row_that_is_not_sent_changes_the_counts(lost):
     before, after = (tokens_to_send(config, i).counts[lost] for i in (topk.topk_idx[0], idx))
     hit = (topk.topk_idx[0][0] // 2 == lost).any()
     assert before - after == hit
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100])
+def test_sums_per_rank_do_not_depend_on_the_size_of_a_block(monkeypatch, block_bytes):
+    """Rows are summed some at a time; the cut between two blocks changes no bit."""
+    rng = np.random.default_rng(8)
+    config = EPConfig(ep_size=2, num_experts=8, num_topk=4, hidden=6, num_max_tokens_per_rank=20)
+    topk = random_topk(config, rng, tokens=(20, 17), masked=0.2)
+    (handle, _) = plan_dispatch(config, topk)
+    y = random_rows(rng, (handle.num_rows, config.hidden))
+    whole = rows_to_return(handle, y, RANK_REDUCED)
+    monkeypatch.setattr(one_rank, "BLOCK_BYTES", block_bytes)
+    cut = rows_to_return(handle, y, RANK_REDUCED)
+    np.testing.assert_array_equal(cut.x.view(np.uint16), whole.x.view(np.uint16))
