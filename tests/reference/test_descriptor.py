@@ -165,6 +165,7 @@ def test_combine_ends_on_a_multiple_of_four_with_one_completion(head, count):
     assert len(blocks) == count
     flags = [unpack_sqe(block).flags for block in blocks]
     assert [f["completion"] for f in flags] == [0] * (count - 1) + [1]
+    assert [f["wqebb_idx"] for f in flags] == [head + i for i in range(count)]
     assert flags[-1]["order"] == 2
     assert {f["opcode"] for f in flags} == {OPCODE_NOP}
 

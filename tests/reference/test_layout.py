@@ -211,6 +211,8 @@ def test_field_left_out_holds_the_padding():
     record = dispatch_record(16, 1, "bf16", num_scale_packs=0, fresh=False)
     packed = record.pack({"hidden": np.zeros((1, 16), dtype=BF16)}, padding=0xEE)
     assert record.unpack(packed)["topk_weights"].tobytes() == b"\xee" * 4
+    packed = record.pack({"hidden": np.ones((1, 16), dtype=BF16)})
+    assert not packed[0, 32:].any()
 
 
 @pytest.mark.parametrize(
@@ -312,6 +314,7 @@ def test_word_limits():
     assert pack_word(255, 2**24 - 1) == 0xFFFFFFFF
     assert unpack_word(-1) == unpack_word(2**32 - 1) == (255, 2**24 - 1)
     assert unpack_word(-(2**31)) == (128, 0)
+    assert is_word_ready(pack_word(255, 1), 255)
     for call, message in (
         (lambda: pack_word(256, 0), "arrivals is 256: must fit into its bits, at most 255"),
         (lambda: pack_word(0, 2**24), "value is 16777216: must fit into its bits"),

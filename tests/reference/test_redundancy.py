@@ -182,6 +182,13 @@ def test_bad_mapping_is_refused(table, message):
         check_redundancy_mapping(table, ep_size=2, num_experts=4)
 
 
+def test_ranks_must_divide_the_experts():
+    with pytest.raises(ConfigError, match="num_experts is 3: ep_size 2 must divide it"):
+        check_redundancy_mapping([[-1], [-1]], ep_size=2, num_experts=3)
+    with pytest.raises(ConfigError, match="loads is '3 experts': ep_size 2 must divide them"):
+        choose_replicas([1, 1, 1], ep_size=2, num_redundant_per_rank=1)
+
+
 GOOD = np.array([[1], [0]], dtype=np.int32)
 
 
