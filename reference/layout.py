@@ -223,6 +223,11 @@ def _below(field: str, value: int, limit: int, limit_name: str) -> int:
     return value
 
 
+def _tokens(num_max_tokens_per_rank: int) -> int:
+    """Return M as an int: a 32-bit NumPy number would make the whole address one (cases.md G15)."""
+    return whole_number("num_max_tokens_per_rank", num_max_tokens_per_rank, 1)
+
+
 def receive_offset(
     record: RecordLayout, *, src_rank: int, slot: int, ep_size: int, num_max_tokens_per_rank: int
 ) -> int:
@@ -232,14 +237,15 @@ def receive_offset(
       ConfigError: the rank or slot is out of range.
       Source: deepep-ascend.md section 3.4.
     """
+    tokens = _tokens(num_max_tokens_per_rank)
     src_rank = _below("src_rank", src_rank, ep_size, "ep_size")
-    slot = _below("slot", slot, num_max_tokens_per_rank, "num_max_tokens_per_rank")
-    return (src_rank * num_max_tokens_per_rank + slot) * record.num_bytes
+    slot = _below("slot", slot, tokens, "num_max_tokens_per_rank")
+    return (src_rank * tokens + slot) * record.num_bytes
 
 
 def receive_region_bytes(record: RecordLayout, *, ep_size: int, num_max_tokens_per_rank: int) -> int:
     """Return R blocks of M records."""
-    return ep_size * num_max_tokens_per_rank * record.num_bytes
+    return whole_number("ep_size", ep_size, 1) * _tokens(num_max_tokens_per_rank) * record.num_bytes
 
 
 def combine_group(*, contributor_rank: int, master_topk: int, ep_size: int, num_topk: int) -> int:
@@ -266,15 +272,17 @@ def combine_record_idx(*, group: int, home_token: int, num_max_tokens_per_rank: 
     Raises:
       ConfigError: the token is out of range, or the group negative.
     """
-    token = _below("home_token", home_token, num_max_tokens_per_rank, "num_max_tokens_per_rank")
-    return whole_number("group", group, 0) * num_max_tokens_per_rank + token
+    tokens = _tokens(num_max_tokens_per_rank)
+    token = _below("home_token", home_token, tokens, "num_max_tokens_per_rank")
+    return whole_number("group", group, 0) * tokens + token
 
 
 def combine_region_bytes(
     record: RecordLayout, *, ep_size: int, num_topk: int, num_max_tokens_per_rank: int
 ) -> int:
     """Return min(K, R) groups of M records."""
-    return min(ep_size, num_topk) * num_max_tokens_per_rank * record.num_bytes
+    groups = whole_number("min(ep_size, num_topk)", min(ep_size, num_topk), 1)
+    return groups * _tokens(num_max_tokens_per_rank) * record.num_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
