@@ -186,7 +186,7 @@ def random_collectives(rank, num_ranks, seed):
     return True
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_storages_are_those_of_the_reference_after_every_collective(num_ranks):
     """Two groups, in place and external, odd sizes, unaligned sources, 64 tensors, poison all around."""
     assert run_ranks(random_collectives, num_ranks, 7) == [True] * num_ranks

@@ -123,7 +123,7 @@ def fetches(rank, num_ranks, kind, column_major):
     return True
 
 
-@pytest.mark.parametrize(("kind", "num_ranks"), [("bf16", 2), ("fp8", 4)])
+@pytest.mark.parametrize(("kind", "num_ranks"), [("bf16", 2), ("fp8", 4), ("bf16", 8)])
 def test_fetches_give_the_bits_of_the_reference(kind, num_ranks):
     """Any bits, NaN included; skipped ids; ranks that fetch more often than others; layers in any order."""
     for column_major in (True, False):

@@ -103,7 +103,7 @@ def interleavings(rank, num_ranks, seeds):
     return True
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 def test_random_interleavings_in_both_directions_give_the_reference_bits(num_ranks):
     """Counters go round the slots many times; two ranks know one way only."""
     assert run_ranks(interleavings, num_ranks, range(4)) == [True] * num_ranks
