@@ -149,8 +149,10 @@ def test_placement_conserves_slots_and_serves_every_expert(case):
     assert placed.expert_ranks == tuple(p // (slots // size) for p in range(slots))
     assert placed.num_logical_experts == len(loads)  # ExpertMap refuses an expert without a copy
     metrics = measure_placement(placed, loads, ep_size=size)
-    assert metrics.rank_loads.sum() == pytest.approx(sum(loads), rel=1e-12)
-    assert metrics.mean_rank_load <= metrics.max_rank_load + 1e-9
+    # Shares, their sums and the mean round once each per slot, relative to the whole load at most.
+    lost = 3 * slots * 2.0**-52 * sum(loads)
+    assert abs(metrics.rank_loads.sum() - sum(loads)) <= lost
+    assert metrics.mean_rank_load <= metrics.max_rank_load + lost
     assert placed == balance_experts(loads, **kwargs)
 
 
