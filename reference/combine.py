@@ -67,6 +67,8 @@ def combine(
 
 
 def _check_order(first: Handle, order: ReductionOrder, has_weights: bool) -> None:
+    if not isinstance(order, ReductionOrder):
+        raise ConfigError("order", order, "must be a ReductionOrder, as order.RECIPES holds them by name")
     rules, is_hybrid = first.mode.rules, first.mode.scaleup_ranks(first.config) != first.config.ep_size
     order.check_edition(rules, is_hybrid=is_hybrid)
     if has_weights and first.mode.expand and not order.in_rank:

@@ -89,6 +89,7 @@ class BufferBase:
 
     def __del__(self) -> None:
         """Warn if the caller promised to destroy the buffer and did not; no rank is waited for here."""
-        if not self.is_destroyed and self.explicitly_destroy:
+        # A constructor that refused its arguments leaves an object without them.
+        if getattr(self, "explicitly_destroy", False) and not self.is_destroyed:
             text = f"{type(self).__name__} has explicitly_destroy, but destroy() was not called"
             warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -224,3 +224,12 @@ def test_ascend_copies_a_single_input_bit_for_bit(path):
     alone = path(handles, y, order=RANK_REDUCED)[0].combined_x
     assert alone.view(np.uint16).ravel().tolist() == [0xFFA5, 0]
     assert path(handles, y, order=RANK_REDUCED, bias=bias)[0].combined_x.view(np.uint16)[1, 0] == 0x7FA1
+
+
+def test_a_recipe_by_name_is_refused_as_an_order():
+    """`order.RECIPES` turns the name into the order; the name alone is no order."""
+    config = EPConfig(ep_size=1, num_experts=2, num_topk=1, hidden=4, num_max_tokens_per_rank=1)
+    topk = TopK(num_experts=2, topk_idx=(np.array([[0]]),))
+    results, handles = dispatch(config, topk, [np.zeros((1, 4), dtype=BF16)])
+    with pytest.raises(ConfigError, match="must be a ReductionOrder"):
+        combine(handles, [results[0].recv_x], order="rank_reduced")

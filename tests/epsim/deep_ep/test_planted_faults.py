@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
 from epsim.deep_ep.arrays import tensor_of
+from epsim.deep_ep.base import BufferBase
+from epsim.deep_ep.bucket import BucketBuffer
 from epsim.deep_ep.handle import handle_of
 from reference.order import RANK_REDUCED
 from tests.epsim.deep_ep import program
@@ -181,3 +183,8 @@ else:
     raise SystemExit("imported")
 """
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_refused_construction_leaves_nothing_to_say():
+    """A buffer that its constructor gave up has no attributes; its end is silent."""
+    BufferBase.__del__(object.__new__(BucketBuffer))
