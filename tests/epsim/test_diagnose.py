@@ -243,6 +243,10 @@ def test_whatever_is_damaged_the_diagnosis_stands(data):
         ranks[rank][name] = array.reshape(-1) if damage == "flat" else changes[damage]
     found = diagnose(changed(capture, ranks))
     is_same = damage == "flat" and array.ndim == 1
+    if damage == "byte":
+        # The sign of a zero is no difference by contract: equal values, other bits.
+        with np.errstate(invalid="ignore"):
+            is_same = np.array_equal(array.astype(np.float64), capture.ranks[rank][name].astype(np.float64))
     if found.verdict == "equal" and not is_same:
         assert damage == "byte"
         assert name in (
