@@ -9,7 +9,7 @@ received rows, X expanded rows. "rows" is X in the expanded layout, N in the oth
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from epsim.capture_files import BF16, FP8, SUFFIXES, Arrays, read_arrays, write_
 from epsim.errors import InputError
 from epsim.files import write_atomically
 from reference.config import EPConfig, ExpertMap
+from reference.dtypes import is_float
 from reference.edition import EditionName
 from reference.errors import ConfigError
 from reference.handle import DEFAULT_NUM_AIVS, DispatchMode
@@ -167,16 +168,20 @@ class Capture:
     Args:
       group: its numbers.
       options: of the calls.
-      ranks: per rank its arrays by name, see FIELDS; narrow floats have their ml_dtypes dtype, ids are int64.
+      ranks: per rank its arrays by name, see FIELDS; narrow floats have their ml_dtypes dtype, ids are int64,
+        and every negative id of `topk_idx` is -1.
+      num_other_masks: ids below -1 that were given; they mask as -1 does, as in deep_ep.
 
     Raises:
-      InputError: a rank is missing, a field is unknown or has the wrong dtype or number of tokens.
+      InputError: a rank is missing, a field is unknown, or something given to dispatch or combine has the
+        wrong dtype or number of tokens. What a run got may have any shape and number type: it is judged.
       ConfigError: the routing does not fit the group.
     """
 
     group: CaptureGroup
     options: CaptureOptions
     ranks: tuple[Arrays, ...]
+    num_other_masks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         """Check all arrays against the group and each other."""
@@ -195,6 +200,10 @@ class Capture:
             if "topk_idx" not in arrays:
                 raise InputError(f"rank {rank}: topk_idx", "missing", "every rank must give its routing")
             _check_tokens(rank, arrays, config)
+            other_masks = int(np.count_nonzero(arrays["topk_idx"] < -1))
+            if other_masks:
+                arrays["topk_idx"] = np.maximum(arrays["topk_idx"], -1)
+                object.__setattr__(self, "num_other_masks", self.num_other_masks + other_masks)
         self.topk().check_against(config)
 
     @property
@@ -224,11 +233,15 @@ def _checked(where: str, name: str, array: npt.NDArray[Any], payload: str) -> np
         near = difflib.get_close_matches(name, FIELDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError(where, "unknown", f"must be one of {', '.join(FIELDS)}{hint}")
-    allowed = FIELDS[name].dtypes
+    allowed, is_result = FIELDS[name].dtypes, FIELDS[name].stage in ("dispatch", "combine")
+    if array.ndim < 1 and not is_result:
+        raise InputError(f"{where}.shape", array.shape, f"must be {FIELDS[name].shape}")
+    if is_result and array.dtype.kind not in "biuV" and not is_float(array.dtype):
+        raise InputError(f"{where}.dtype", str(array.dtype), "must be numbers")
     if allowed == ("payload",):
         allowed = ("bfloat16",) if payload == "bf16" else ("float8_e4m3fn",)
     if allowed == ("scales",):
-        if array.dtype.itemsize > 4 or array.dtype == np.bool_:
+        if not is_result and (array.dtype.itemsize > 4 or array.dtype == np.bool_):
             raise InputError(f"{where}.dtype", str(array.dtype), "scales must have 1, 2 or 4 bytes")
         return array
     for narrow in (BF16, FP8):
@@ -240,9 +253,9 @@ def _checked(where: str, name: str, array: npt.NDArray[Any], payload: str) -> np
         ):
             array = array.view(narrow)
     if str(array.dtype) not in allowed:
+        if is_result and array.dtype.kind != "V":
+            return array  # a wrong result is a finding of the comparison
         raise InputError(f"{where}.dtype", str(array.dtype), f"must be {' or '.join(allowed)}")
-    if array.ndim < 1:
-        raise InputError(f"{where}.shape", array.shape, f"must be {FIELDS[name].shape}")
     return np.asarray(array, dtype=np.int64) if "int64" in allowed else array
 
 

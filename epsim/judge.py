@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.capture import FIELDS, Capture
+from epsim.capture_notes import capture_notes
 from epsim.frame import (
     Frame,
     expected_row_keys,
@@ -68,7 +69,7 @@ class Judge:
       reports: one per judged field.
       compared: what was judged.
       skipped: field -> why it was not.
-      notes: how rows were matched, where that is not from their metadata.
+      notes: how ids were read, ranks that look alike, and how rows were matched where not from metadata.
     """
 
     def __init__(self, capture: Capture, max_located: int) -> None:
@@ -89,7 +90,7 @@ class Judge:
         self.reports: list[MismatchReport] = []
         self.compared: list[Compared] = []
         self.skipped: dict[str, str] = {}
-        self.notes: list[str] = []
+        self.notes = [*capture_notes(capture)]
         foreign = [frame.handle.rank for frame in self.frames if not frame.is_own]
         if foreign:
             where = "" if len(foreign) == len(self.frames) else f" at rank {', '.join(map(str, foreign[:8]))}"
@@ -99,12 +100,12 @@ class Judge:
 
     def _frame(self, handle: Handle) -> Frame:
         arrays = self.capture.ranks[handle.rank]
-        psum = arrays.get("psum_num_recv_tokens_per_rank")
-        num_real = int(psum[-1]) if psum is not None and psum.size else None
+        table, psum = arrays.get("recv_src_metadata"), arrays.get("psum_num_recv_tokens_per_rank")
+        num_real = int(psum[-1]) if psum is not None and _is_whole(psum, 1) and psum.size else None
         return read_frame(
             handle,
             self.topk.topk_idx,
-            arrays.get("recv_src_metadata"),
+            table if table is not None and _is_whole(table, 2) else None,
             num_real=num_real,
             is_sorted=self.options.deterministic,
         )
@@ -166,14 +167,14 @@ class Judge:
             return
         # Which descriptor a row gets is open; that remote masters have one, and nothing else, is not.
         for rank, grid in gathers.items():
-            if grid.shape == expected[rank].shape:
+            if grid.shape == expected[rank].shape and _is_whole(grid, 2):
                 open_order = (expected[rank] >= 0) & (grid >= 0)
                 expected[rank] = np.where(open_order, grid, expected[rank])
         self.judge("dst_gsge_idx", dict(expected))
 
     def _settle_slots(self, rank: int, grid: npt.NDArray[Any]) -> None:
         right = self.slots[rank]
-        if grid.shape != right.shape:
+        if grid.shape != right.shape or not _is_whole(grid, 2):
             return
         token, k = np.nonzero(right >= 0)
         owner = self.config.expert_ranks()[self.topk.topk_idx[rank][token, k]]
@@ -259,7 +260,7 @@ class Judge:
         for rank, actual in self.given(name).items():
             frame = self.frames[rank]
             mine[rank] = expected_row_keys(frame.handle, self.topk.topk_idx, zero_padding=padded)
-            rows = len(actual)
+            rows = len(actual) if actual.ndim else 0
             if (frame.is_whole and not frame.num_missing(rows)) or rows > len(expected[rank]):
                 # No row is lost: another length is an error of the whole array.
                 rows = len(expected[rank])
@@ -319,6 +320,11 @@ class Judge:
         return [
             in_reference_order(f, a, self.topk.topk_idx) for f, a in zip(self.frames, columns, strict=True)
         ]
+
+
+def _is_whole(array: npt.NDArray[Any], ndim: int) -> bool:
+    """Whether an array holds whole numbers on that many axes, as places must."""
+    return array.ndim == ndim and array.dtype.kind in "iu"
 
 
 def _form(name: str) -> np.dtype[Any]:

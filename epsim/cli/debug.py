@@ -18,8 +18,9 @@ def debug(
     """Compare a dump of dispatch and combine with the reference, and name the first wrong place.
 
     Fields are judged in the order of the data flow, rows matched by source rank and token. Exit code 0 if all
-    that could be compared is equal bit for bit; 1 if something differs, or if equality would prove nothing
-    (nothing to compare; inputs all zero, all the same, or all local).
+    that could be compared is equal bit for bit; 1 if something differs, in shape or dtype too, or if equality
+    would prove nothing (nothing to compare; inputs all zero, all the same, or all local); 2 if the folder is
+    bad input: unreadable, or what dispatch and combine were given does not fit the group.
 
     - `epsim debug dump/`
     - `epsim debug dump/ --json`

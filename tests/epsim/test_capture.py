@@ -8,10 +8,22 @@ import re
 import numpy as np
 import pytest
 
-from epsim.capture import FIELDS, INDEX, SUFFIXES, CaptureGroup, CaptureOptions, read_capture, write_capture
-from epsim.capture_reference import example_capture
+from epsim.capture import (
+    FIELDS,
+    INDEX,
+    SUFFIXES,
+    Capture,
+    CaptureGroup,
+    CaptureOptions,
+    read_capture,
+    write_capture,
+)
+from epsim.capture_files import BF16
+from epsim.capture_notes import capture_notes
+from epsim.capture_reference import example_capture, reference_capture
 from epsim.diagnose import diagnose
 from reference.errors import ConfigError
+from reference.topk import TopK
 from tests.epsim.planted import changed, copied, good_capture
 
 
@@ -131,6 +143,15 @@ def cut(path, size):
     path.write_bytes(path.read_bytes()[:size])
 
 
+def with_words(folder, name):
+    """Write rank 1 with texts in one array, which is no kind of result."""
+    from epsim.capture_files import read_arrays
+
+    idx = read_arrays(folder / "rank1.safetensors")["topk_idx"]
+    rewritten(folder, files=["rank0.safetensors", "rank1.npz"], fields=None)
+    np.savez(folder / "rank1.npz", topk_idx=idx, **{name: np.array(["a"])})
+
+
 def objects(folder):
     """Write one rank as pickled objects."""
     rewritten(folder, files=["rank0.safetensors", "rank1.npz"])
@@ -168,10 +189,10 @@ BAD = {
     "unknown promise": (lambda f: rewritten(f, fields=["recv_y"]), "did you mean recv_x?"),
     "promise of a rank": (lambda f: rewritten(f, fields={"x": [2]}), "must be a rank 0..1"),
     "unknown field": (lambda f: with_array(f, 1, "recvx", np.zeros(3)), "did you mean recv_x?"),
-    "wrong dtype": (lambda f: with_array(f, 1, "recv_x", np.zeros((3, H), np.float32)), "must be bfloat16"),
-    "wide psum": (
-        lambda f: with_array(f, 1, "psum_num_recv_tokens_per_rank", np.zeros(2, np.int64)),
-        "must be int32",
+    "wrong dtype": (lambda f: with_array(f, 1, "x", np.zeros((T, H), np.float32)), "must be bfloat16"),
+    "words for numbers": (
+        lambda f: with_words(f, "recv_x"),
+        "rank 1: recv_x.dtype is '<U1': must be numbers",
     ),
     "float ids": (lambda f: with_array(f, 1, "topk_idx", np.zeros((T, 4))), "must be int64 or int32"),
     "no ids": (lambda f: with_array(f, 1, "topk_idx", None), "every rank must give its routing"),
@@ -189,6 +210,95 @@ def test_a_bad_folder_is_refused_in_one_sentence(folder, name):
     with pytest.raises((ValueError, ConfigError), match=re.escape(text)) as refused:
         diagnose(read_capture(folder))
     assert "\n" not in str(refused.value)
+
+
+WRONG_RESULTS = {
+    "float for bf16": ("recv_x", lambda a: a.astype(np.float32), "dtype"),
+    "half for bf16": ("combined_x", lambda a: a.astype(np.float16), "dtype"),
+    "wide counts": ("psum_num_recv_tokens_per_rank", lambda a: a.astype(np.int64), "dtype"),
+    "float counts": (
+        "psum_num_recv_tokens_per_rank",
+        lambda a: np.full(a.shape, np.nan, np.float32),
+        "dtype",
+    ),
+    "float slots": ("dst_buffer_slot_idx", lambda a: a.astype(np.float64), "dtype"),
+    "bool pairs": ("dst_gsge_idx", lambda a: a >= 0, "dtype"),
+    "float metadata": ("recv_src_metadata", lambda a: a.astype(np.float32), "dtype"),
+    "wide metadata": ("recv_src_metadata", lambda a: a.astype(np.uint64), "dtype"),
+    "double weights": ("recv_topk_weights", lambda a: a.astype(np.float64), "dtype"),
+    "one number for rows": ("recv_x", lambda a: a[0, 0], "lost_row"),
+    "one number for metadata": ("recv_src_metadata", lambda a: a[0, 0], "shape"),
+    "one number for counts": ("psum_num_recv_tokens_per_rank", lambda a: a[0], "shape"),
+    "flat tokens": ("combined_x", lambda a: a.reshape(-1), "shape"),
+    "fewer columns": ("recv_x", lambda a: a[:, 1:], "shape"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RESULTS)
+def test_a_result_of_another_shape_or_dtype_is_a_finding(capture, name):
+    """Not bad input: the file is sound, and what the run got is what is judged."""
+    field, change, kind = WRONG_RESULTS[name]
+    ranks = copied(capture)
+    ranks[1][field] = np.asarray(change(ranks[1][field]))
+    found = diagnose(changed(capture, ranks))
+    assert (found.verdict, found.place.field, found.place.kind) == ("not equal", field, kind)
+
+
+@pytest.mark.parametrize("name", ["topk_idx", "x", "combine_topk_weights"])
+def test_what_was_given_must_have_rows(capture, name):
+    ranks = copied(capture)
+    ranks[1][name] = ranks[1][name].reshape(-1)[0].reshape(())
+    with pytest.raises(ValueError, match=rf"rank 1: {name}.shape is \(\): must be \["):
+        changed(capture, ranks)
+
+
+def with_masks(capture, mask):
+    """Return arrays with another id for none."""
+    ranks = copied(capture)
+    for arrays in ranks:
+        arrays["topk_idx"][arrays["topk_idx"] == -1] = mask
+    return ranks
+
+
+@pytest.mark.parametrize("mask", [-2, -5, -(2**63)])
+def test_any_negative_id_of_a_dump_is_masked(capture, folder, mask):
+    """As the drop-in and upstream read it; said, and the capture is as good as with -1."""
+    for rank, arrays in enumerate(with_masks(capture, mask)):
+        with_array(folder, rank, "topk_idx", arrays["topk_idx"])
+    found = read_capture(folder)
+    count = sum(int((a["topk_idx"] == -1).sum()) for a in capture.ranks)
+    assert found.num_other_masks == count > 1
+    assert [i.tolist() for i in found.topk().topk_idx] == [i.tolist() for i in capture.topk().topk_idx]
+    judged = diagnose(found)
+    assert judged.verdict == "equal"
+    assert judged.notes == (f"{count} ids below -1 read as masked, as deep_ep does",)
+
+
+def test_one_file_saved_for_every_rank_is_hinted_at(folder):
+    """A hint beside the findings: equal files are suspicious, not wrong."""
+    (folder / "rank1.safetensors").write_bytes((folder / "rank0.safetensors").read_bytes())
+    found = diagnose(read_capture(folder))
+    assert found.verdict == "not equal"
+    assert found.notes[0] == "ranks 0, 1 gave the same arrays: was one rank's file saved for each?"
+
+
+def test_one_seed_for_every_rank_is_hinted_at():
+    """Right, but a row from the wrong source could not be told."""
+    group = CaptureGroup(ep_size=3, num_experts=6, num_topk=2, hidden=128, num_max_tokens_per_rank=4)
+    plain = example_capture(group, seed=2)
+    twice = [0, 1, 0]
+    topk = TopK(num_experts=6, topk_idx=tuple(plain.topk().topk_idx[r] for r in twice))
+    found = diagnose(reference_capture(group, topk, [plain.ranks[r]["x"] for r in twice]))
+    assert found.verdict == "equal"
+    assert [note.split(":")[0] for note in found.notes] == ["ranks 0, 2 gave the same topk_idx and x"]
+
+
+@pytest.mark.parametrize("tokens", [3, 0])
+def test_equal_routings_and_idle_ranks_are_no_hint(tokens):
+    group = CaptureGroup(ep_size=2, num_experts=4, num_topk=2, hidden=128, num_max_tokens_per_rank=4)
+    ids = np.tile([0, 2], (tokens, 1))
+    given = {"topk_idx": ids, **({} if tokens else {"x": np.zeros((0, 128), BF16)})}
+    assert capture_notes(Capture(group=group, options=CaptureOptions(), ranks=(given, dict(given)))) == ()
 
 
 def test_no_folder_at_all(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from epsim.capture import write_capture
+from epsim.capture_files import write_arrays
 from epsim.cli import run
 from reference.files import write_routing
 from reference.topk import TopK
@@ -38,6 +39,15 @@ def folder(tmp_path_factory):
     (path / "missing" / "rank1.safetensors").unlink()
     cut = path / "cut" / "rank0.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1])
+    ranks = copied(capture)
+    ranks[1]["recv_x"] = ranks[1]["recv_x"].astype(np.float32)
+    write_capture(path / "other_dtype", changed(capture, ranks))
+    ranks[1]["recv_x"] = copied(capture)[1]["recv_x"][:, 1:]
+    write_capture(path / "other_shape", changed(capture, ranks))
+    other_input = {name: np.array(array) for name, array in capture.ranks[1].items()}
+    other_input["x"] = other_input["x"].astype(np.float32)
+    write_capture(path / "other_input", capture)
+    write_arrays(path / "other_input" / "rank1.safetensors", other_input)
     only_ids = [{"topk_idx": arrays["topk_idx"]} for arrays in capture.ranks]
     write_capture(path / "nothing_to_compare", changed(capture, only_ids))
     return path
@@ -152,7 +162,18 @@ def test_debug_that_proves_nothing_fails(output):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["other_dtype", "other_shape"])
+def test_debug_takes_a_result_of_another_form_for_a_finding(output, name):
+    """Shape and dtype by one rule: exit code 1, the field is named."""
+    code, text = output(f"debug {name}")
+    assert (code, text.split("\n")[0]) == (1, f"{name}: not equal")
+    assert f"  what              {name.removeprefix('other_')}\n" in text
+    _, text = output("debug --help")
+    assert "2 if the folder is bad input" in " ".join(re.sub("[│\n]", " ", text).split())
+
+
 BAD = {
+    "debug other_input": "rank 1: x.dtype is 'float32': must be bfloat16",
     "debug missing": "the file of rank 1 is missing in missing",
     "debug cut": "cut/rank0.safetensors is 'damaged'",
     "debug no/such/folder": "must be a folder with capture.json",
