@@ -18,10 +18,11 @@ from epsim.profile import Hardware, Software
 from epsim.quantity import Parameter, Quantity
 from reference.config import EPConfig
 from reference.counts import Counts
+from reference.edition import EditionName
 from reference.errors import ConfigError
 from reference.expected import expected_rows
 from reference.generate import stepped_token_counts
-from reference.sizes import Edition, row_bytes
+from reference.sizes import row_bytes
 from topology.source import Source
 
 
@@ -239,7 +240,7 @@ def _case(
     )
 
 
-def operation_bytes(row: Measurement, config: EPConfig, edition: Edition) -> OperationBytes:
+def operation_bytes(row: Measurement, config: EPConfig, edition: EditionName) -> OperationBytes:
     """Return the bytes per row of a measured operation."""
     sizes = row_bytes(config, dtype=row.element_dtype, edition=edition)
     if row.op == "combine":

@@ -7,7 +7,7 @@ from epsim.errors import InputError
 from epsim.network import Network, network_of_profile, network_of_topology
 from epsim.presets import ASCEND_950, PROFILE_SYSTEMS, SystemProfiles
 from epsim.profile import Hardware, Software, hardware_profile, override, software_profile
-from reference.sizes import Edition
+from reference.edition import EditionName
 from topology import Topology
 
 
@@ -28,7 +28,7 @@ class Platform:
     network: Network
     hardware: Hardware
     software: Software
-    edition: Edition
+    edition: EditionName
     settings: Mapping[str, str | float]
 
 

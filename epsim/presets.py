@@ -8,7 +8,7 @@ from importlib import resources
 from types import MappingProxyType
 
 from epsim.errors import InputError
-from reference.sizes import Edition
+from reference.edition import EditionName
 from topology.source import Source
 
 
@@ -83,7 +83,7 @@ class SystemProfiles:
 
     hardware: str
     software: str
-    edition: Edition
+    edition: EditionName
     title: str
 
 

@@ -3,7 +3,7 @@
 R ranks, K top-k, N received rows, X expanded rows, A expert alignment, c_e rows of local expert e.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from reference.errors import ConfigError
@@ -123,23 +123,8 @@ NVIDIA_V25 = Edition(
     has_expert_ids=True,
     checks_topk_version=True,
 )
-NVIDIA_V2 = Edition(
-    name="nvidia-v2",
-    metadata_order="gid_first",
-    scale_pack_bytes=4,
-    scale_column_rows=4,
-    slot_has_rank=True,
-    has_gather_idx=False,
-    has_ordered_experts=False,
-    sum_start="zero",
-    has_equal_rank_groups=True,
-    hidden_multiple=256,
-    has_deduplicated=True,
-    has_hybrid=True,
-    has_single_reduction=True,
-    has_handle_copy=True,
-    has_expert_ids=False,
-    checks_topk_version=False,
+NVIDIA_V2 = replace(
+    NVIDIA_V25, name="nvidia-v2", has_handle_copy=True, has_expert_ids=False, checks_topk_version=False
 )
 EDITIONS: dict[EditionName, Edition] = {e.name: e for e in (ASCEND, NVIDIA_V25, NVIDIA_V2)}
 

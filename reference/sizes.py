@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reference.config import EPConfig, whole_number
+from reference.edition import EditionName, find_edition
 from reference.errors import ConfigError
 
-Edition = Literal["ascend", "nvidia-v2"]
 Dtype = Literal["fp8", "bf16"]
 
 RECORD_ALIGN_BYTES = 32
@@ -258,7 +258,7 @@ class RowBytes:
     combine_wire_bytes: int
 
 
-def row_bytes(config: EPConfig, *, dtype: Dtype, edition: Edition = "ascend") -> RowBytes:
+def row_bytes(config: EPConfig, *, dtype: Dtype, edition: EditionName = "ascend") -> RowBytes:
     """Return all row sizes of a group.
 
     Args:
@@ -270,7 +270,7 @@ def row_bytes(config: EPConfig, *, dtype: Dtype, edition: Edition = "ascend") ->
       ConfigError: unknown edition or dtype.
     """
     hidden, topk = config.hidden, config.num_topk
-    if edition == "ascend":
+    if find_edition(edition).has_gather_idx:
         return RowBytes(
             dispatch_logical_bytes=ascend_dispatch_metric_bytes(hidden, topk, dtype),
             dispatch_wire_bytes=ascend_dispatch_record_bytes(hidden, topk, dtype),
@@ -278,8 +278,6 @@ def row_bytes(config: EPConfig, *, dtype: Dtype, edition: Edition = "ascend") ->
             combine_logical_bytes=ascend_combine_metric_bytes(hidden),
             combine_wire_bytes=ascend_combine_record_bytes(hidden, topk),
         )
-    if edition != "nvidia-v2":
-        raise ConfigError("edition", edition, "must be ascend or nvidia-v2")
     packs = -(-hidden // 128) if element_bytes(dtype) == 1 else 0
     return RowBytes(
         dispatch_logical_bytes=nvidia_dispatch_metric_bytes(hidden, topk, dtype),

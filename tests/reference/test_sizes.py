@@ -125,6 +125,7 @@ def test_nvidia_row_bytes(num_topk, dtype, logical):
     assert row.dispatch_logical_bytes == logical
     assert row.combine_logical_bytes == 14336 + 4 * num_topk
     assert row.combine_wire_bytes == ascend_combine_record_bytes(7168, num_topk) + 32
+    assert row == row_bytes(group(num_topk), dtype=dtype, edition="nvidia-v2.5")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_nvidia_row_bytes(num_topk, dtype, logical):
         (lambda: row_bytes(group(6), dtype="fp4"), "dtype is 'fp4': must be fp8 or bf16"),
         (
             lambda: row_bytes(group(6), dtype="fp8", edition="v1"),
-            "edition is 'v1': must be ascend or nvidia-v2",
+            "edition is 'v1': must be one of ascend, nvidia-v2.5, nvidia-v2",
         ),
         (lambda: ascend_buffer_bytes(ep_size=0, num_max_tokens_per_rank=1, hidden=1), "ep_size is 0"),
         (
