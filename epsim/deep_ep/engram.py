@@ -242,7 +242,7 @@ class EngramBuffer(BufferBase):
 
     def _check_write(self, storages: Sequence[torch.Tensor], sfs: Sequence[torch.Tensor] | None) -> None:
         if self._memory is None:
-            raise HostCheckError("write", "before set_config", "shapes must be set first")
+            raise HostCheckError("write", "before set_config", "first set_config, then write, then fetch")
         config = self._memory.config
         if (sfs is None) != (config.num_sf_packs == 0):
             raise HostCheckError("sfs", "none" if sfs is None else "given", "fp8 needs scales, bf16 has none")
@@ -275,14 +275,16 @@ class EngramBuffer(BufferBase):
           buffer that the next fetch overwrites; for fp8 also fresh scales [T, J P].
 
         Raises:
-          HostCheckError: before write, or indices of another shape or dtype.
+          HostCheckError: before set_config or write, or indices of another shape or dtype.
           UndefinedError: an id beyond the table.
         """
         del num_qps
         self.check_alive("fetch")
         memory = self._memory
-        if memory is None or memory.entries is None:
-            raise HostCheckError("fetch", "before write", "entries must be written first")
+        if memory is None:
+            raise HostCheckError("fetch", "before set_config", "first set_config, then write, then fetch")
+        if memory.entries is None:
+            raise HostCheckError("fetch", "before write", "set_config emptied the table, write entries first")
         memory.check_indices(indices)
         column_major = use_tma_aligned_col_major_sf
         return [memory.fetch(layer, ids, column_major=column_major) for layer, ids in enumerate(indices)]

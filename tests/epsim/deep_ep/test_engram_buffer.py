@@ -211,6 +211,8 @@ def refusals(rank, num_ranks):
     buffer = EngramBuffer(dist.group.WORLD, 2 * MIB, 2 * MIB, False, 0, 0, explicitly_destroy=True)
     with pytest.raises(HostCheckError, match="before set_config"):
         buffer.write([])
+    with pytest.raises(HostCheckError, match=r"before set_config.*first set_config, then write, then fetch"):
+        buffer.fetch(torch.zeros(1, 1, 2, dtype=torch.int32))
     for numbers, text in (
         (([], 4, 3, 2), "at least one layer"),
         (([2], 0, 3, 2), "hidden"),
@@ -223,14 +225,15 @@ def refusals(rank, num_ranks):
             buffer.set_config(*numbers)
     with pytest.raises(RankMismatchError, match="hidden is 4 on rank 0 and 5 on rank 1"):
         buffer.set_config([2], 4 + rank, 3, 2)
-    with pytest.raises(HostCheckError, match="before write"):
-        buffer.fetch(torch.zeros(1, 1, 2, dtype=torch.int32))
     buffer.set_config([2], 4, 3, 2)
     good = refused_tables(rank, buffer)
     with pytest.raises(HostCheckError, match="before write"):
         buffer.fetch(torch.zeros(1, 1, 2, dtype=torch.int32))
     buffer.write(good)
     refused_indices(buffer)
+    buffer.set_config([2], 4, 3, 2)
+    with pytest.raises(HostCheckError, match=r"before write.*set_config emptied the table"):
+        buffer.fetch(torch.zeros(1, 1, 2, dtype=torch.int32))
     buffer.destroy()
     with pytest.raises(RefusedError, match="destroyed"):
         buffer.fetch(torch.zeros(1, 1, 2, dtype=torch.int32))
