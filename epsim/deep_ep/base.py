@@ -7,9 +7,17 @@ from typing import Any
 import torch.distributed as dist
 
 from epsim.deep_ep.comm.handle import HCCLCommHandle, get_hccl_comm_handle
-from epsim.deep_ep.errors import RefusedError
+from epsim.deep_ep.errors import PeerLostError, RankMismatchError, RefusedError
 from epsim.deep_ep.exchange import Exchange
 from reference.workspace import WORKSPACE_BYTES
+
+
+def leave(exchange: Exchange) -> None:
+    """Meet all ranks at the end of a buffer; warn if they do not come."""
+    try:
+        exchange.barrier("destroy")
+    except (PeerLostError, RankMismatchError) as error:
+        warnings.warn(f"{error}; the buffer is destroyed all the same", RuntimeWarning, stacklevel=3)
 
 
 class BufferBase:
@@ -70,15 +78,16 @@ class BufferBase:
     def destroy(self) -> None:
         """End the buffer, together with all other ranks.
 
+        It ends also when a rank is gone, late or makes another call: that is a RuntimeWarning, because in a
+        `finally` an error would take the place of the one that matters.
+
         Raises:
           RefusedError: destroyed already.
-          RankMismatchError: another rank makes another call.
-          PeerLostError: a rank is gone or late.
         """
         self.check_alive("destroy")
-        self.exchange.barrier("destroy")
-        self.is_destroyed = True
+        exchange, self.is_destroyed = self.exchange, True
         del self.exchange
+        leave(exchange)
 
     def print_memory_usage(self) -> None:
         """Write one line: the bytes that this buffer would take on the device."""

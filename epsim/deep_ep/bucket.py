@@ -13,7 +13,7 @@ import torch
 
 from epsim.deep_ep.allocator import BufferAllocator
 from epsim.deep_ep.arrays import numpy_dtype, tensor_of
-from epsim.deep_ep.base import BufferBase
+from epsim.deep_ep.base import BufferBase, leave
 from epsim.deep_ep.batches import all_gathered, listed, reduced, scattered_sums
 from epsim.deep_ep.comm import (
     get_comm_stream,
@@ -172,7 +172,7 @@ class BucketBuffer(BufferBase):
         """End the buffer, together with all ranks of all its groups; raises as `BufferBase.destroy`."""
         self.check_alive("destroy")
         for exchange in self.exchanges[1:]:
-            exchange.barrier("destroy")
+            leave(exchange)
         super().destroy()
         self.exchanges.clear()
 

@@ -4,6 +4,7 @@ R ranks, M token capacity, n tokens of this rank, K top-k, H hidden, E experts, 
 packs, A alignment, N received rows, X expanded rows.
 """
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -357,14 +358,14 @@ class EPBuffer(BufferBase, LoadBalancing):
         return combine(arguments, self._context)
 
     def destroy(self) -> None:
-        """End the buffer, together with all other ranks.
+        """End the buffer, together with all other ranks; see `BufferBase.destroy`.
 
         Raises:
-          UndefinedError: a deferred operation has not been waited for.
+          UndefinedError: a deferred operation has not been waited for, and no exception is being handled.
           RefusedError: destroyed already.
         """
         self.check_alive("destroy")
-        if self._context.outstanding.is_waited_for:
+        if sys.exception() is None and self._context.outstanding.is_waited_for:
             self._context.outstanding.check_idle("destroy")
         super().destroy()
         del self._context
