@@ -36,12 +36,16 @@ class Room:
       num_bytes: of the EP region.
       num_scaleup_ranks: SU.
       allow_multiple_reduction: the buffer's flag.
+      sized_hidden: H that num_bytes was computed from; None = num_bytes was given.
+      sized_topk: K likewise; None also where it was left open.
     """
 
     edition: Edition
     num_bytes: int
     num_scaleup_ranks: int
     allow_multiple_reduction: bool
+    sized_hidden: int | None = None
+    sized_topk: int | None = None
 
     @property
     def is_ascend(self) -> bool:
@@ -66,6 +70,7 @@ class Room:
           UndefinedError: a rule that the library does not check.
           Source: deepep-ascend.md sections 1.4 and 1.10; deepep-v2.md sections 1.4, 1.7 and 7.
         """
+        self._check_sizing(config)
         dtype: Dtype = "fp8" if element_bytes == 1 else "bf16"
         row = config.hidden * element_bytes
         if row % 32:
@@ -88,6 +93,7 @@ class Room:
 
     def check_combine(self, config: EPConfig, *, num_sms: int) -> None:
         """Refuse a combine that a kernel or the buffer cannot hold; raises as `check_dispatch`."""
+        self._check_sizing(config)
         if config.hidden % self.edition.hidden_multiple:
             rule = f"combine needs a multiple of {self.edition.hidden_multiple}"
             raise HostCheckError("hidden", config.hidden, rule)
@@ -99,6 +105,15 @@ class Room:
             self._check_nvidia(config, num_sms)
             need = self._nvidia_bytes(config, "bf16", 0)
         self._check_bytes("combine", need)
+
+    def _check_sizing(self, config: EPConfig) -> None:
+        """Refuse more than the buffer was sized for, also where rounding up to 2 MiB would let it fit."""
+        for name, asked, sized in (
+            ("hidden", config.hidden, self.sized_hidden),
+            ("num_topk", config.num_topk, self.sized_topk),
+        ):
+            if sized is not None and asked > sized:
+                raise UndefinedError(name, asked, f"the buffer was sized for {name} {sized}")
 
     def _check_limits(self, config: EPConfig, names: frozenset[str], num_sms: int, dtype: Dtype) -> None:
         for limit in limits(config, num_aivs=AIVS_PER_AI_CORE * num_sms, dtype=dtype):

@@ -83,8 +83,6 @@ class Returned:
 
 def combine(arguments: CombineArguments, context: Context) -> EventOverlap | tuple[Any, ...]:
     """Run a combine; see `EPBuffer.combine`."""
-    if arguments.num_qps not in (None, 0) and context.room.is_ascend:
-        raise UnsupportedError("num_qps", arguments.num_qps, "there are no queue pairs, leave it 0")
     returned = _issue(arguments, context)
     if arguments.defer_epilogue:
         watch = Watch(x=arguments.x, topk_weights=arguments.topk_weights)
@@ -94,14 +92,17 @@ def combine(arguments: CombineArguments, context: Context) -> EventOverlap | tup
 
 
 def _check_host(arguments: CombineArguments, context: Context) -> CombineCall:
-    """Return a combine after the checks of native code.
+    """Return a combine after the checks of Python and of native code.
 
     Raises:
+      UnsupportedError: queue pairs (Ascend).
       HostCheckError: as `deep_ep`.
       UndefinedError: where `deep_ep` has no check.
       StaleHandleError: the handle's topk_idx was written to.
       Source: deepep-ascend.md section 1.10; deepep-v2.md section 7.
     """
+    if arguments.num_qps not in (None, 0) and context.room.is_ascend:
+        raise UnsupportedError("num_qps", arguments.num_qps, "there are no queue pairs, leave it 0")
     context.outstanding.check_idle("combine")
     if arguments.defer_epilogue and not arguments.async_with_compute_stream:
         raise HostCheckError("defer_epilogue", True, "needs async_with_compute_stream")

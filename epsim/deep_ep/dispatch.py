@@ -52,7 +52,6 @@ class Arrived:
 
 def dispatch(arguments: DispatchArguments, context: Context) -> EventOverlap | tuple[Any, ...]:
     """Run a dispatch; see `EPBuffer.dispatch`."""
-    arguments.check_front_end(context)
     arrived = _issue(arguments, context)
     if arguments.defer_epilogue:
         return context.outstanding.defer("dispatch", lambda: _finish(arrived, context), arrived.call.watch())
@@ -67,6 +66,7 @@ def _issue(arguments: DispatchArguments, context: Context) -> Arrived:
     """Agree with all ranks on the call, and exchange what belongs together."""
     exchange = context.exchange
     try:
+        arguments.check_front_end(context)
         call = check_host(arguments, context)
         ids = masked_ids(call.topk_idx)
         check_ids(context.rank, ids, call.config.num_experts)

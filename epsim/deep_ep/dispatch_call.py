@@ -24,6 +24,7 @@ from epsim.deep_ep.handle import EPHandle, masked_ids
 from epsim.deep_ep.tensor_checks import (
     Payload,
     check_handle,
+    check_is_handle,
     check_payload,
     check_stats,
     check_tensor,
@@ -58,11 +59,12 @@ class DispatchArguments:
     emit_expert_ids: bool
 
     def check_front_end(self, context: Context) -> None:
-        """Refuse what the Python code of `deep_ep` refuses; no rank needs to hear of it.
+        """Refuse what the Python code of `deep_ep` refuses.
 
         Raises:
           UnsupportedError: queue pairs.
           RefusedError: a layout or option that the edition lacks, or that contradicts the handle.
+          HostCheckError: the handle is something else.
           UndefinedError: do_expand contradicts the handle, in editions that do not look.
           Source: deepep-ascend.md section 1.10; deepep-v2.md section 7.
         """
@@ -84,6 +86,7 @@ class DispatchArguments:
             raise MissingArgumentError("num_experts", self.num_experts, "must be an int without a handle")
 
     def _check_against_handle(self, handle: EPHandle, context: Context) -> None:
+        check_is_handle(handle)
         if self.topk_idx is not None:
             raise RefusedError("topk_idx", "given", "must be None with a handle, which holds it")
         if self.do_cpu_sync:
@@ -141,6 +144,8 @@ class DispatchCall:
         """Return what must be equal on all ranks."""
         scales = None if self.scales is None else f"{self.scales.dtype} [{self.scales.shape[1]}]"
         return {
+            # First: a cached dispatch that meets a fresh one differs in more, and this is why.
+            "handle": None if self.handle is None else f"of call {self.handle.call}",
             "num_max_tokens_per_rank": self.config.num_max_tokens_per_rank,
             "num_experts": self.config.num_experts,
             "hidden": self.config.hidden,
@@ -151,7 +156,6 @@ class DispatchCall:
             "expert_alignment": self.config.expert_alignment,
             "do_expand": self.arguments.do_expand,
             "num_sms": self.num_sms,
-            "handle": "None" if self.handle is None else f"of call {self.handle.call}",
         }
 
 

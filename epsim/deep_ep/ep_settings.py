@@ -156,6 +156,8 @@ class EPSettings:
             num_bytes=self.num_bytes,
             num_scaleup_ranks=self.sizes.logical_domains[1],
             allow_multiple_reduction=self.sizes.allow_multiple_reduction,
+            sized_hidden=self.sizes.hidden if self.given_num_bytes is None else None,
+            sized_topk=(self.sizes.num_topk or None) if self.given_num_bytes is None else None,
         )
 
     def mode(self) -> DispatchMode:

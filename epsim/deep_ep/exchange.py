@@ -73,7 +73,8 @@ class Exchange:
           operation: name of the call.
           same: arguments that must be equal everywhere; what JSON has (numbers, text, None, lists).
           own: values of this rank that the others need to know, such as its number of tokens.
-          error: why this rank refuses its part; it is raised here, and the others name it.
+          error: why this rank refuses its part; it is raised here, whatever became of the others, and they
+            name it.
 
         Returns:
           per rank its `own`.
@@ -92,7 +93,11 @@ class Exchange:
         if len(text) > HEADER_BYTES:
             raise ValueError(f"the header of {operation} takes {len(text)} bytes, of {HEADER_BYTES}")
         padded = np.frombuffer(text.ljust(HEADER_BYTES), dtype=np.uint8)
-        headers = [json.loads(row.tobytes()) for row in self._all_gather_equal(padded)]
+        try:
+            headers = [json.loads(row.tobytes()) for row in self._all_gather_equal(padded)]
+        except PeerLostError:
+            if error is None:
+                raise
         if error is not None:
             raise error
         self._check(headers)

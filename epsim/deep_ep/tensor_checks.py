@@ -13,6 +13,9 @@ from epsim.deep_ep.errors import HostCheckError, UndefinedError
 from epsim.deep_ep.handle import EPHandle
 from reference.edition import Edition
 
+ELEMENTS_PER_PACK = 32
+"""The finest scales that size hints allow for; deepep-ascend.md section 1.4, deepep-v2.md section 1.4."""
+_PACKS = {2: torch.int16, 4: torch.int32}
 Payload: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -49,6 +52,7 @@ def check_payload(x: Payload, edition: Edition) -> tuple[torch.Tensor, torch.Ten
 
     Raises:
       HostCheckError: a kind, dtype, shape or stride that the edition does not take.
+      UndefinedError: more packs than a buffer is sized for, or none.
     """
     if not isinstance(x, tuple):
         if isinstance(x, list):
@@ -66,11 +70,21 @@ def check_payload(x: Payload, edition: Edition) -> tuple[torch.Tensor, torch.Ten
             "x[1].shape", tuple(scales.shape), f"must have {data.shape[0]} rows, as the data"
         )
     if scales.element_size() != edition.scale_pack_bytes:
-        rule = f"must have elements of {edition.scale_pack_bytes} bytes"
+        pack = _PACKS[edition.scale_pack_bytes]
+        rule = f"must have elements of {edition.scale_pack_bytes} bytes: give scales.view({pack})"
         raise HostCheckError("x[1].dtype", str(scales.dtype), rule)
+    _check_scale_width(scales.shape[1], data.shape[1])
     if is_ascend and scales.numel() and 1 not in scales.stride():
         raise HostCheckError("x[1].strides", scales.stride(), "one of them must be 1")
     return data, scales
+
+
+def _check_scale_width(num_packs: int, hidden: int) -> None:
+    """Refuse what no buffer is sized for; upstream takes any P that happens to fit."""
+    most = -(-hidden // ELEMENTS_PER_PACK)
+    if not 1 <= num_packs <= most:
+        rule = f"hidden {hidden} has 1 to {most}, at most one per {ELEMENTS_PER_PACK} elements"
+        raise UndefinedError("x[1].shape", f"{num_packs} packs per row", rule)
 
 
 def check_topk_weights(weights: torch.Tensor, shape: tuple[int, int], rank: int) -> torch.Tensor:
@@ -102,15 +116,25 @@ def check_stats(stats: torch.Tensor, num_local_experts: int) -> torch.Tensor:
     return stats
 
 
-def check_handle(handle: Any, num_ranks: int, edition: Edition) -> EPHandle:  # noqa: ANN401 - judged here
+def check_is_handle(handle: Any) -> EPHandle:  # noqa: ANN401 - judged here
+    """Return a handle.
+
+    Raises:
+      HostCheckError: something else.
+    """
+    if not isinstance(handle, EPHandle):
+        raise HostCheckError("handle", type(handle).__name__, "must be the handle of a dispatch")
+    return handle
+
+
+def check_handle(value: Any, num_ranks: int, edition: Edition) -> EPHandle:  # noqa: ANN401 - judged here
     """Return a handle whose tensors have the shapes that its numbers say.
 
     Raises:
       HostCheckError: no handle, one of another group, or a tensor that is missing or does not fit.
       StaleHandleError: its topk_idx was written to.
     """
-    if not isinstance(handle, EPHandle):
-        raise HostCheckError("handle", type(handle).__name__, "must be the handle of a dispatch")
+    handle = check_is_handle(value)
     num_tokens, num_topk = handle.topk_idx.shape
     num_local = handle.num_experts // num_ranks
     shapes = {

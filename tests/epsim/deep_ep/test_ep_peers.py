@@ -11,7 +11,14 @@ import torch
 import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
-from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, UndefinedError
+from epsim.deep_ep.errors import (
+    PeerLostError,
+    PeerRefusedError,
+    RankMismatchError,
+    RefusedError,
+    UndefinedError,
+)
+from reference.errors import ConfigError
 from tests.epsim.deep_ep.spawning import DIED, run_ranks
 
 MIB2 = 2 * 2**20
@@ -101,6 +108,13 @@ def one_refuses(rank, num_ranks):
     kind = UndefinedError if rank == 1 else PeerRefusedError
     text = message(kind, buffer.dispatch, **given)
     again = message(kind, buffer.dispatch, **(given | {"num_sms": 16}))
+    # Rules of upstream's Python code and missing arguments are told to the others too.
+    for options in ({"do_expand": False}, {"num_qps": 1}, {"topk_idx": None}, {"handle": 3}):
+        kind = ConfigError if rank == 1 else PeerRefusedError
+        name = next(iter(options))
+        assert name in message(kind, buffer.dispatch, **(arguments() | (options if rank == 1 else {})))
+    recv_x, _, _, handle, _ = buffer.dispatch(**arguments())
+    assert "num_qps" in message(kind, buffer.combine, recv_x, handle, num_qps=rank)
     assert buffer.dispatch(**arguments())[3].num_recv_tokens >= 1
     return text, again
 
@@ -112,6 +126,23 @@ def test_what_one_rank_refuses_ends_the_call_on_all():
     assert told[1][0] == reason
     assert told[0][0] == f"dispatch (call 2): rank 1 refused it: {reason}"
     assert told[0][1].startswith("dispatch (call 3): rank 1 refused it")
+
+
+def cached_and_fresh(rank, num_ranks):
+    """Rank 1 dispatches with a handle, rank 0 without, which also has weights."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
+    handle = buffer.dispatch(**arguments(), num_sms=16)[3]
+    given = arguments() | {"topk_weights": torch.ones(4, 2), "expert_alignment": 2}
+    if rank == 1:
+        given = {"x": arguments()["x"], "handle": handle, "do_expand": True}
+    return message(RankMismatchError, buffer.dispatch, **given)
+
+
+def test_a_cached_dispatch_that_meets_a_fresh_one_is_named_so():
+    """Whatever else differs between them."""
+    told = run_ranks(cached_and_fresh, 2)
+    assert told[0] == told[1]
+    assert "handle is None on rank 0 and 'of call 2' on rank 1" in told[0]
 
 
 def handles_by_hand(rank, num_ranks):
@@ -137,9 +168,21 @@ def one_call_more(rank, num_ranks):
     """Rank 0 makes a second dispatch, which the others answer with the end of the buffer."""
     buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8, explicitly_destroy=True)
     buffer.dispatch(**arguments())
-    call = (lambda: buffer.dispatch(**arguments())) if rank == 0 else buffer.destroy
-    text = message(RankMismatchError, call)
-    buffer.destroy()
+    if rank == 0:
+        text = message(RankMismatchError, buffer.dispatch, **arguments())
+    else:
+        text = ended(buffer)
+    assert rank or "a peer closed its connection" in ended(buffer)
+    return text
+
+
+def ended(buffer):
+    """Destroy a buffer whose peers do not; return what it warns of."""
+    with pytest.warns(RuntimeWarning) as caught:
+        buffer.destroy()
+    assert buffer.is_destroyed
+    text, end = str(caught[0].message).split("; the buffer is destroyed")
+    assert end == " all the same"
     return text
 
 
@@ -148,6 +191,32 @@ def test_another_number_of_calls_is_noticed():
     told = run_ranks(one_call_more, 2)
     assert told[0] == told[1]
     assert "operation is 'dispatch' on rank 0 and 'destroy' on rank 1" in told[0]
+
+
+def fails(rank, num_ranks, deferred):
+    """Rank 1 fails between the collective calls, and cleans up."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
+    later = {"async_with_compute_stream": True, "defer_epilogue": True} if deferred else {}
+    kept = buffer.dispatch(**arguments(), **later)
+    with (
+        pytest.warns(RuntimeWarning) as warned,
+        pytest.raises((ZeroDivisionError, RankMismatchError)) as caught,
+    ):
+        try:
+            assert kept is not None
+            _ = 1 // (1 - rank)
+            buffer.barrier()
+        finally:
+            buffer.destroy()
+    assert len(warned) == 1
+    return caught.typename, buffer.is_destroyed
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_cleanup_does_not_hide_the_error_before_it(deferred):
+    """Whoever fails alone keeps its error, also with an operation outstanding; the others hear of it."""
+    told = run_ranks(fails, 2, deferred)
+    assert told == [("RankMismatchError", True), ("ZeroDivisionError", True)]
 
 
 def dies(rank, num_ranks, during):
@@ -162,6 +231,9 @@ def dies(rank, num_ranks, during):
     start = time.monotonic()
     text = message(PeerLostError, buffer.dispatch, **arguments())
     assert message(PeerLostError, buffer.dispatch, **arguments())
+    # What this rank does wrong itself is said all the same.
+    assert "do_expand" in message(RefusedError, buffer.dispatch, **(arguments() | {"do_expand": False}))
+    assert "a peer closed its connection" in ended(buffer)
     assert time.monotonic() - start < 20
     return text
 

@@ -20,6 +20,7 @@ from epsim.deep_ep.errors import (
     UndefinedError,
     UnsupportedError,
 )
+from epsim.deep_ep.utils.math import per_token_cast_to_fp8
 from reference.errors import ConfigError
 from tests.epsim.deep_ep.spawning import run_ranks
 
@@ -119,6 +120,7 @@ def native_dispatch(rank, num_ranks):
     host(r"x\[0\]", x=(rows(), scales))
     host("must have 5 rows", x=(fp8, scales[:4]))
     host("elements of 2 bytes", x=(fp8, scales.to(torch.int32)))
+    host(r"give scales.view\(torch.int16\)", x=per_token_cast_to_fp8(rows()))
     host("one of them must be 1", x=(fp8, torch.zeros(TOKENS, 8, 2, dtype=torch.int16)[:, ::2, 0]))
     host("2 dimensions", x=(fp8, scales[:, 0]))
     host("num_max_tokens_per_rank is 4", num_max_tokens_per_rank=4)
@@ -162,6 +164,32 @@ def undefined_dispatch(buffer, good):
     weights[2, 1] = float("nan")
     undefined(r"topk_weights\[rank ., token 2, column 1\] is nan", topk_weights=weights)
     undefined("multiple of 32 bytes", x=rows(hidden=24))
+    for wrong in (0, 9):
+        text = f"{wrong} packs per row.*hidden 256 has 1 to 8, at most one per 32 elements"
+        undefined(text, x=(rows(dtype=FP8), torch.zeros(TOKENS, wrong, dtype=torch.int16)))
+
+
+def sized(rank, num_ranks):
+    """A buffer sized for some width serves smaller ones; given bytes serve whatever fits into them."""
+    world = dist.group.WORLD
+    buffer = deep_ep.EPBuffer(world, num_max_tokens_per_rank=8, hidden=HIDDEN, num_topk=TOPK)
+    good = {"x": rows(), "topk_idx": ids(), "num_experts": EXPERTS, "do_expand": True}
+    text = "hidden is 512: the buffer was sized for hidden 256"
+    refuses(UndefinedError, text, buffer.dispatch, **(good | {"x": rows(hidden=512)}))
+    text = "num_topk is 4: the buffer was sized for num_topk 3"
+    refuses(UndefinedError, text, buffer.dispatch, **(good | {"topk_idx": ids(4)}))
+    buffer.dispatch(**(good | {"x": rows(hidden=128), "topk_idx": ids(2)}))
+    recv_x, _, _, handle, _ = buffer.dispatch(**good)
+    wide = torch.cat((recv_x, recv_x), dim=1)
+    refuses(UndefinedError, "hidden is 512: the buffer was sized", buffer.combine, wide, handle)
+    for options in ({"num_bytes": MIB2}, {"num_bytes": None, "num_topk": 0, "hidden": 512}):
+        given = {"num_max_tokens_per_rank": 8, "hidden": 128, "num_topk": 1} | options
+        other = deep_ep.EPBuffer(world, **given)
+        other.dispatch(**(good | {"x": rows(hidden=512), "topk_idx": ids(4)}))
+    # Upstream sizes for any width; rows of a width that no kernel takes are refused when they come.
+    odd = deep_ep.EPBuffer(world, num_max_tokens_per_rank=8, hidden=100, num_topk=TOPK)
+    refuses(UndefinedError, "rows of 200 bytes", odd.dispatch, **(good | {"x": rows(hidden=100)}))
+    return True
 
 
 def cached_dispatch(buffer, good):
@@ -288,7 +316,7 @@ def waiting(rank, num_ranks):
     return True
 
 
-JOBS = (constructor, front_end, native_dispatch, native_combine, nvidia, waiting)
+JOBS = (constructor, front_end, native_dispatch, native_combine, nvidia, sized, waiting)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=[job.__name__ for job in JOBS])
