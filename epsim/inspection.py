@@ -52,6 +52,7 @@ class Inspection:
       expert_drop: what `expert_limit` would drop; None = not asked.
       rank_drop: what `rank_limit` would drop; None = not asked.
       limits: what DeepEP-Ascend would refuse or comes close to.
+      notes: what to know of the routing before its numbers.
     """
 
     ep_size: int
@@ -76,6 +77,7 @@ class Inspection:
     expert_drop: Dropped | None
     rank_drop: Dropped | None
     limits: tuple[Limit, ...]
+    notes: tuple[str, ...] = ()
 
 
 def inspect_routing(
@@ -86,6 +88,7 @@ def inspect_routing(
     num_aivs: int = MAX_AIVS,
     expert_limit: int | None = None,
     rank_limit: int | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Inspection:
     """Count a routing.
 
@@ -96,6 +99,7 @@ def inspect_routing(
       num_aivs: vector cores of the kernels, for the limits.
       expert_limit: choices that an expert would take; None = all.
       rank_limit: received rows that a rank would take; None = all.
+      notes: to be passed on.
 
     Raises:
       ConfigError: the routing does not fit the group.
@@ -129,6 +133,7 @@ def inspect_routing(
         expert_drop=_dropped("expert limit", choices.tolist(), expert_limit),
         rank_drop=_dropped("rank limit", counts.received_rows.tolist(), rank_limit),
         limits=tuple(limits(config, num_aivs=num_aivs, dtype=dtype, counts=counts)),
+        notes=notes,
     )
 
 

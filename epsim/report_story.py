@@ -21,14 +21,19 @@ def story_text(story: Story) -> str:
     lines = [f"token {story.token} of rank {story.rank} (source index {story.gid})", "", "choices"]
     lines.append(_indented(_choices(story)))
     if not story.records:
-        return "\n".join([*lines, "", "goes nowhere: combine returns the biases, or zeros without them"])
+        nowhere = "goes nowhere: combine returns the biases, or zeros without them"
+        return "\n".join([*lines, "", nowhere, *_notes(story.notes)])
     way = f"dispatch, {story.dtype} ({story.edition})"
     lines += ["", f"{way}: one record per rank, {story.wire_bytes_out:,} bytes cross the wire"]
     lines += [f"  {_sent(record, story)}" for record in story.records]
     lines += ["", f"combine, bf16: {story.wire_bytes_back:,} bytes cross the wire"]
     is_apart = any(part.level == "row" for part in story.parts)
     lines += [f"  {_returned(record, is_apart)}" for record in story.records]
-    return "\n".join([*lines, "", *_sum_lines(story)])
+    return "\n".join([*lines, "", *_sum_lines(story), *_notes(story.notes)])
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return [f"note: {note}" for note in notes]
 
 
 def _choices(story: Story) -> str:
@@ -119,8 +124,6 @@ def _roundings(part: SumPart, expand: bool) -> list[str]:
 def row_text(found: RowStory) -> str:
     """Return where a row comes from, and the token's story."""
     name = f"{found.stream} row {found.row} at rank {found.rank}"
-    if found.kind == "beyond":
-        return f"{name}: there is none, the rank has {found.num_rows} rows"
     if found.kind == "padding" or found.story is None:
         return f"{name}: padding of expert {found.expert}, no token"
     story, via = found.story, f"k {found.k}"
@@ -162,7 +165,7 @@ def inspection_text(found: Inspection, title: str) -> str:
         if drop is not None:
             lines.append(_drop(what, drop))
     lines += [f"{hit.severity}: {hit.field} {hit.value:,} {hit.rule}" for hit in found.limits]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_notes(found.notes)])
 
 
 def _histogram(counts: Sequence[int]) -> str:

@@ -109,6 +109,7 @@ class Story:
       parts: terms of the final fp32 sum after the biases, in order; the result is rounded once more.
       wire_bytes_out: bytes of records that leave the token's rank.
       wire_bytes_back: bytes of what comes back from other ranks.
+      notes: what to know of the routing before the story.
     """
 
     rank: int
@@ -123,10 +124,11 @@ class Story:
     parts: tuple[SumPart, ...]
     wire_bytes_out: int
     wire_bytes_back: int
+    notes: tuple[str, ...] = ()
 
 
 Stream = Literal["received", "expanded"]
-RowKind = Literal["token", "padding", "beyond"]
+RowKind = Literal["token", "padding"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ class RowStory:
     Args:
       rank, row: the row.
       stream: "received" counts the records as they came, "expanded" the rows of recv_x.
-      kind: "token", "padding" of an expert's block, or "beyond" the last row.
+      kind: "token", or "padding" of an expert's block.
       num_rows: rows that the rank has.
       expert: global expert of an expanded row or of the padding's block; None else.
       k: column that made the row (its master for a received row); None = no token.
@@ -164,6 +166,7 @@ class Storyteller:
         mode: DispatchMode | None = None,
         dtype: Dtype = "fp8",
         order: ReductionOrder | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         """Plan the dispatch.
 
@@ -173,11 +176,12 @@ class Storyteller:
           mode: the layout; None = `DispatchMode()`.
           dtype: of the payload of dispatch.
           order: of combine's sum; None = the libraries' one.
+          notes: to be passed on.
 
         Raises:
           ConfigError: the routing does not fit the group, or the edition lacks layout or order.
         """
-        self.config, self.topk, self.dtype = config, topk, dtype
+        self.config, self.topk, self.dtype, self.notes = config, topk, dtype, notes
         self.mode = DispatchMode() if mode is None else mode
         self.domain = self.mode.scaleup_ranks(config)
         is_hybrid = self.domain != config.ep_size
@@ -220,6 +224,7 @@ class Storyteller:
             parts=self._parts(records),
             wire_bytes_out=sum(record.dispatch_bytes for record in remote),
             wire_bytes_back=sum(record.combine_bytes for record in remote),
+            notes=self.notes,
         )
 
     def _choices(self, rank: int, token: int, ids: list[int], records: list[Record]) -> tuple[Choice, ...]:
@@ -313,17 +318,14 @@ class Storyteller:
           is_received: counted in the received stream; else in recv_x, which is the same without expansion.
 
         Raises:
-          InputError: there is no such rank, or the number is negative.
+          InputError: there is no such rank or row.
         """
-        _check("rank", rank, self.config.ep_size, "ranks")
-        if row < 0:
-            raise InputError("row", row, "must not be negative")
+        _check("at rank", rank, self.config.ep_size, "ranks")
         handle = self.handles[rank]
         stream: Stream = "received" if is_received or not self.mode.expand else "expanded"
         num_rows = handle.num_real_recv_tokens if stream == "received" else int(handle.block_starts()[-1])
-        found = RowStory(rank=rank, row=row, stream=stream, kind="beyond", num_rows=num_rows)
-        if row >= num_rows:
-            return found
+        _check("row", row, num_rows, f"{stream} rows at rank {rank}")
+        found = RowStory(rank=rank, row=row, stream=stream, kind="padding", num_rows=num_rows)
         if stream == "received":
             gid, k = int(handle.gids()[row]), int(handle.masters()[row])
         else:
@@ -331,7 +333,7 @@ class Storyteller:
             gid, k = int(origins.gid[row]), int(origins.k[row])
             found = replace(found, expert=self._block(handle, row))
         if gid < 0:
-            return replace(found, kind="padding")
+            return found
         src, token = divmod(gid, self.config.num_max_tokens_per_rank)
         return replace(found, kind="token", k=k, story=self.token(src, token))
 
@@ -343,4 +345,5 @@ class Storyteller:
 
 def _check(field: str, value: int, count: int, what: str) -> None:
     if not 0 <= value < count:
-        raise InputError(field, value, f"must be 0..{count - 1}, there are {count} {what}")
+        rule = f"must be 0..{count - 1}, there are {count} {what}" if count else f"there are no {what}"
+        raise InputError(field, value, rule)

@@ -7,6 +7,12 @@ from cyclopts import Parameter
 from epsim.cli.routing import DtypeOption, GroupOptions, JsonFlag, LayoutOptions, RoutingText, print_json
 
 Flag = Parameter(negative="")
+PARTNERS = {
+    "rank": "--token, the token's number there",
+    "token": "--rank, the token's home",
+    "row": "--at-rank, the rank that has the row",
+    "at rank": "--row, a row there",
+}
 
 
 def explain(
@@ -19,7 +25,7 @@ def explain(
     received: Annotated[
         bool, Flag, Parameter(help="the row is one of the received stream, before expansion")
     ] = False,
-    dtype: DtypeOption = "fp8",
+    dtype: DtypeOption = None,
     group: Annotated[GroupOptions | None, Parameter(help="group")] = None,
     layout: Annotated[LayoutOptions | None, Parameter(help="layout")] = None,
     json: JsonFlag = False,
@@ -31,6 +37,7 @@ def explain(
     - `epsim explain --routing topk.safetensors --experts 256 --rank 3 --token 17`
     - `epsim explain --routing topk.safetensors --experts 256 --row 12 --at-rank 5`
     - `epsim explain --routing topk.safetensors --experts 256 --row 12 --at-rank 5 --received`
+    - `epsim explain --routing dump/ --rank 3 --token 17`
     - `epsim explain --routing uniform --ep 2 --experts 4 --topk 3 --tokens 4 --rank 0 --token 2`
 
     Slots and rows are the canonical ones: by source rank, then token. A real run may order the tokens of one
@@ -40,9 +47,15 @@ def explain(
     from epsim.story import Storyteller
 
     _check_question((rank, token), (row, at_rank), received)
-    routed, chosen = (group or GroupOptions()).load(routing), layout or LayoutOptions()
+    routed = (group or GroupOptions()).load(routing)
+    options = (layout or LayoutOptions()).options(routed, dtype)
     teller = Storyteller(
-        routed.config, routed.topk, mode=chosen.mode(), dtype=dtype, order=chosen.reduction_order()
+        routed.config,
+        routed.topk,
+        mode=options.mode(),
+        dtype=options.dtype,
+        order=options.reduction_order(routed.config),
+        notes=routed.notes,
     )
     if rank is not None and token is not None:
         story = teller.token(rank, token)
@@ -56,9 +69,15 @@ def _check_question(token: tuple[int | None, ...], row: tuple[int | None, ...], 
     """Refuse half a question, and two at once."""
     from epsim.errors import InputError
 
-    if None in token and None in row:
+    given = dict(zip(("rank", "token", "row", "at rank"), (*token, *row), strict=True))
+    told = {name: value for name, value in given.items() if value is not None}
+    if not told:
         raise InputError("token", "not given", "needs --rank and --token, or --row and --at-rank")
     if token != (None, None) and row != (None, None):
-        raise InputError("row", row[0], "goes without --rank and --token")
-    if received and row[0] is None:
-        raise InputError("received", True, "goes with --row")
+        name = "at rank" if row[0] is None else "row"
+        raise InputError(name, told[name], "goes without --rank and --token")
+    if received and row == (None, None):
+        raise InputError("received", True, "goes with --row and --at-rank")
+    if len(told) == 1:
+        name, value = told.popitem()
+        raise InputError(name, value, f"needs {PARTNERS[name]}")

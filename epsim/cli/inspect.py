@@ -12,15 +12,15 @@ def inspect(
     routing: RoutingText,
     expert_limit: Annotated[int | None, Parameter(help="choices that an expert would take")] = None,
     rank_limit: Annotated[int | None, Parameter(help="received rows that a rank would take")] = None,
-    dtype: DtypeOption = "fp8",
-    aivs: Annotated[int, Parameter(help="vector cores of the kernels")] = 64,
+    dtype: DtypeOption = None,
+    aivs: Annotated[int | None, Parameter(help="vector cores of the kernels, else 64")] = None,
     group: Annotated[GroupOptions | None, Parameter(help="group")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Show the load of a routing: per expert and rank, imbalance, masks, what limits would refuse or drop.
 
     - `epsim inspect --routing topk.safetensors --experts 256`
-    - `epsim inspect --routing topk_dump/ --experts 256 --expert-limit 512`
+    - `epsim inspect --routing dump/ --expert-limit 512`
     - `epsim inspect --routing zipf:1.1 --ep 16 --tokens 4096 --seed 3`
 
     Look at the ranks per token and the active experts before you compare two timings: the same number of
@@ -30,13 +30,15 @@ def inspect(
     from epsim.report_story import inspection_text
 
     routed = (group or GroupOptions()).load(routing)
+    options = routed.agreed_options({"dtype": dtype, "num_aivs": aivs})
     found = inspect_routing(
         routed.config,
         routed.topk,
-        dtype=dtype,
-        num_aivs=aivs,
+        dtype=options.dtype,
+        num_aivs=options.num_aivs,
         expert_limit=expert_limit,
         rank_limit=rank_limit,
+        notes=routed.notes,
     )
     if json:
         print_json(found)

@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
+    from epsim.capture import CaptureOptions
     from epsim.routed import Routed
-    from reference.handle import DispatchMode
-    from reference.order import ReductionOrder
 
 RoutingText = Annotated[
-    str, Parameter(help="a file (.safetensors, .npz, .npy), a folder with one per rank, or a law as uniform")
+    str,
+    Parameter(
+        help="a file (.safetensors, .npz, .npy), a folder with one per rank, a dump (docs/debug.md; its "
+        "capture.json tells group and layout), or a law as uniform"
+    ),
 ]
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="print JSON for programs")]
-DtypeOption = Annotated[Literal["fp8", "bf16"], Parameter(help="of dispatch; combine is always bf16")]
+DtypeOption = Annotated[
+    Literal["fp8", "bf16"] | None, Parameter(help="of dispatch, else fp8; combine is always bf16")
+]
 
 
 @Parameter(name="*")
@@ -23,13 +28,17 @@ class GroupOptions:
     """The group, as far as the routing does not tell it."""
 
     ep: Annotated[int | None, Parameter(help="ranks; a file knows them, else 8")] = None
-    experts: Annotated[int | None, Parameter(help="experts; needed with a file, else 256")] = None
+    experts: Annotated[
+        int | None, Parameter(help="experts; a dump knows them, needed with other files, else 256")
+    ] = None
     topk: Annotated[int | None, Parameter(help="choices of a token; a file knows them, else 6")] = None
     tokens: Annotated[str | None, Parameter(help="of a law: per rank, one number or 4,3; else 16")] = None
     seed: Annotated[int, Parameter(help="of a law")] = 0
     masked_ratio: Annotated[float, Parameter(help="of a law: chance that a choice is masked")] = 0.0
-    hidden: Annotated[int, Parameter(help="elements of a token")] = 7168
-    alignment: Annotated[int, Parameter(help="rows that an expert's block is padded to")] = 128
+    hidden: Annotated[int | None, Parameter(help="elements of a token, else 7168")] = None
+    alignment: Annotated[int | None, Parameter(help="rows that an expert's block is padded to, else 128")] = (
+        None
+    )
     capacity: Annotated[
         int | None, Parameter(help="most tokens that a rank may send; else as many as one does")
     ] = None
@@ -61,12 +70,13 @@ class LayoutOptions:
     """How dispatch lays rows out, and how combine sums."""
 
     edition: Annotated[
-        Literal["ascend", "nvidia-v2.5", "nvidia-v2"], Parameter(help="whose forms and refusals")
-    ] = "ascend"
+        Literal["ascend", "nvidia-v2.5", "nvidia-v2"] | None,
+        Parameter(help="whose forms and refusals, else ascend"),
+    ] = None
     no_expand: Annotated[
         bool, Parameter(negative="", help="one row per token and rank (NVIDIA editions)")
     ] = False
-    aivs: Annotated[int, Parameter(help="vector cores that send")] = 64
+    aivs: Annotated[int | None, Parameter(help="vector cores that send, else 64")] = None
     scaleup: Annotated[int | None, Parameter(help="ranks of a scale-up domain: hybrid (NVIDIA editions)")] = (
         None
     )
@@ -75,22 +85,18 @@ class LayoutOptions:
         Parameter(help="of combine's sum; else that of the libraries"),
     ] = None
 
-    def mode(self) -> "DispatchMode":
-        """Return the layout."""
-        from reference.handle import DispatchMode
-
-        return DispatchMode(
-            edition=self.edition,
-            expand=not self.no_expand,
-            num_aivs=self.aivs,
-            num_scaleup_ranks=self.scaleup,
+    def options(self, routed: "Routed", dtype: str | None) -> "CaptureOptions":
+        """Return how dispatch and combine are called; a dump must have been called so."""
+        return routed.agreed_options(
+            {
+                "edition": self.edition,
+                "expand": False if self.no_expand else None,
+                "num_aivs": self.aivs,
+                "num_scaleup_ranks": self.scaleup,
+                "order": self.order,
+                "dtype": dtype,
+            }
         )
-
-    def reduction_order(self) -> "ReductionOrder | None":
-        """Return the recipe that was asked for."""
-        from reference.order import RECIPES
-
-        return None if self.order is None else RECIPES[self.order]
 
 
 def print_json(value: object) -> None:

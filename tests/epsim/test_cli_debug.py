@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from epsim.capture import write_capture
+from epsim.capture import Capture, CaptureGroup, CaptureOptions, write_capture
 from epsim.capture_files import write_arrays
 from epsim.cli import run
 from reference.files import write_routing
@@ -19,6 +19,16 @@ from tests.epsim.test_story import IDS
 
 LAW = "--routing uniform --ep 2 --experts 4 --topk 3 --tokens 4 --seed 1"
 FILE = "--routing worked.safetensors --experts 4 --hidden 128 --alignment 4 --aivs 16"
+
+
+def mapped_capture():
+    """Return a routing alone, of a deduplicated layout whose even experts are on rank 0."""
+    group = CaptureGroup(
+        ep_size=2, num_experts=4, num_topk=2, hidden=128, num_max_tokens_per_rank=4, expert_ranks=(0, 1, 0, 1)
+    )
+    ids = {"topk_idx": np.array([[0, 1], [1, 2]])}
+    options = CaptureOptions(edition="nvidia-v2", expand=False)
+    return Capture(group=group, options=options, ranks=(ids, dict(ids)))
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +58,15 @@ def folder(tmp_path_factory):
     other_input["x"] = other_input["x"].astype(np.float32)
     write_capture(path / "other_input", capture)
     write_arrays(path / "other_input" / "rank1.safetensors", other_input)
+    np.save(path / "one_sided.npy", np.zeros((2, 1, 1), np.int64))
+    none = [{n: a[:0] for n, a in arrays.items() if n == "topk_idx"} for arrays in capture.ranks]
+    write_capture(path / "idle", changed(capture, none))
+    write_capture(path / "twice", capture)
+    (path / "twice" / "rank1.safetensors").write_bytes((path / "twice" / "rank0.safetensors").read_bytes())
+    write_capture(path / "layout", mapped_capture())
+    for rank, ids in enumerate(([[0, -7], [1, 2]], [[-1, -2], [3, 0]])):
+        arrays = {"topk_idx": np.array(ids), "x": np.arange(256, dtype=np.uint16).reshape(2, 128)}
+        write_arrays(path / "layout" / f"rank{rank}.safetensors", arrays)
     only_ids = [{"topk_idx": arrays["topk_idx"]} for arrays in capture.ranks]
     write_capture(path / "nothing_to_compare", changed(capture, only_ids))
     return path
@@ -104,6 +123,42 @@ def test_the_other_layout_and_order(output):
     assert "row" not in text.split("\n")[3]
     _, text = output(f"explain {LAW} --rank 0 --token 0 --edition nvidia-v2 --order one_rounding")
     assert "sum, recipe one_rounding" in text
+
+
+SAID = "--ep 2 --experts 8 --topk 4 --hidden 128 --alignment 8 --capacity 12 --dtype bf16 --aivs 64"
+
+
+@pytest.mark.parametrize("command", ["inspect --routing right", "explain --routing right --rank 1 --token 2"])
+def test_a_dump_tells_its_own_group(output, command):
+    """What capture.json says need not be said, and may be."""
+    code, text = output(command)
+    assert (code, text) == output(f"{command} {SAID}")
+    assert ("top-4 of 8 experts" if "inspect" in command else "dispatch, bf16 (ascend)") in text
+
+
+def test_a_dump_tells_its_own_layout_and_placement(output):
+    """Edition, layout and map come from capture.json; ids below -1 are masked, and that is said."""
+    _, text = output("explain --routing layout --rank 0 --token 1")
+    assert "dispatch, bf16 (nvidia-v2)" in text
+    assert re.search(r"0 +1 +- +1 +0 +yes\n +1 +2 +- +0 +1 +yes\n", text)
+    notes = [
+        "note: 2 ids below -1 read as masked, as deep_ep does",
+    ]
+    assert text.rstrip("\n").split("\n")[-1:] == notes
+    _, text = output("explain --routing layout --rank 1 --token 0")
+    assert text.rstrip("\n").split("\n")[-2:] == [
+        "goes nowhere: combine returns the biases, or zeros without them", *notes
+    ]  # fmt: skip
+    _, text = output("inspect --routing layout")
+    assert "masked choices         37.5%; tokens without expert: 1\n" in text
+    assert text.rstrip("\n").split("\n")[-1:] == notes
+    _, text = output("inspect --routing layout --json")
+    assert json.loads(text)["notes"] == [note.removeprefix("note: ") for note in notes]
+
+
+def test_inspect_hints_at_one_file_for_every_rank(output, folder):
+    _, text = output("inspect --routing twice")
+    assert text.endswith("note: ranks 0, 1 gave the same arrays: was one rank's file saved for each?\n")
 
 
 def test_inspect_shows_load_and_limits(output):
@@ -181,16 +236,24 @@ BAD = {
     "debug right --located 0": "located is 0",
     "debug": "CAPTURE",
     f"explain {LAW}": "needs --rank and --token, or --row and --at-rank",
-    f"explain {LAW} --rank 0": "needs --rank and --token",
-    f"explain {LAW} --row 1": "needs --rank and --token",
+    f"explain {LAW} --rank 0": "rank is 0: needs --token, the token's number there",
+    f"explain {LAW} --token 0": "token is 0: needs --rank, the token's home",
+    f"explain {LAW} --row 1": "row is 1: needs --at-rank, the rank that has the row",
+    f"explain {LAW} --row 1 --received": "row is 1: needs --at-rank",
+    f"explain {LAW} --at-rank 1": "at rank is 1: needs --row, a row there",
     f"explain {LAW} --rank 0 --token 1 --row 2 --at-rank 0": "goes without --rank and --token",
     f"explain {LAW} --rank 0 --token 1 --row 2": "goes without --rank and --token",
+    f"explain {LAW} --rank 0 --token 1 --at-rank 2": "at rank is 2: goes without --rank and --token",
     f"explain {LAW} --rank 0 --token 1 --received": "goes with --row",
     f"explain {LAW} --rank 2 --token 0": "rank is 2: must be 0..1",
     f"explain {LAW} --rank 0 --token 4": "token is 4: must be 0..3",
     f"explain {LAW} --rank -1 --token 0": "-1",
     f"explain {LAW} --row -1 --at-rank 0": "-1",
-    f"explain {LAW} --row 0 --at-rank 9": "rank is 9",
+    f"explain {LAW} --row 0 --at-rank 9": "at rank is 9: must be 0..1",
+    f"explain {FILE} --row 999 --at-rank 0": "row is 999: must be 0..7, there are 8 expanded rows",
+    f"explain {FILE} --row 8 --at-rank 0": "row is 8: must be 0..7",
+    f"explain {FILE} --row 5 --at-rank 1 --received": "row is 5: must be 0..4, there are 5 received rows",
+    "explain --routing one_sided.npy --experts 2 --row 0 --at-rank 1": "there are no expanded rows at rank 1",
     f"explain {LAW} --rank 0 --token 0 --no-expand": "expanded layout only",
     f"explain {LAW} --rank 0 --token 0 --order one_rounding": "edition ascend",
     f"explain {LAW} --rank 0 --token 0 --scaleup 1": "edition ascend",
@@ -198,6 +261,23 @@ BAD = {
     f"explain {LAW} --rank 0 --token 0 --aivs 0": "num_aivs is 0",
     f"explain {LAW} --rank 0 --token 0 --hidden 0": "hidden is 0",
     f"explain {LAW} --rank 0 --token 0 --capacity 3": "num_max_tokens_per_rank",
+    "inspect --routing right --experts 4": "experts is 4: must be that of right/capture.json, 8; leave",
+    "inspect --routing right --ep 4": "ep is 4: must be that of right/capture.json, 2",
+    "inspect --routing right --topk 3": "topk is 3: must be that of right/capture.json, 4",
+    "inspect --routing right --hidden 7168": "hidden is 7168: must be that of right/capture.json, 128",
+    "inspect --routing right --alignment 128": "alignment is 128: must be that of right/capture.json, 8",
+    "inspect --routing right --capacity 11": "capacity is 11: must be that of right/capture.json, 12",
+    "inspect --routing right --dtype fp8": "dtype is 'fp8': must be that of right/capture.json, 'bf16'",
+    "inspect --routing right --aivs 32": "num_aivs is 32: must be that of right/capture.json, 64",
+    "inspect --routing right --tokens 4": "goes with a law or a histogram",
+    "inspect --routing cut": "cut/rank0.safetensors is 'damaged'",
+    "inspect --routing idle": "idle: topk_idx is 'no tokens'",
+    "explain --routing right --experts 4 --rank 0 --token 0": "right/capture.json, 8",
+    "explain --routing right --edition nvidia-v2 --rank 0 --token 0": "edition is 'nvidia-v2'",
+    "explain --routing right --no-expand --rank 0 --token 0": "expand is False: must be that of right",
+    "explain --routing right --scaleup 1 --rank 0 --token 0": "num_scaleup_ranks is 1",
+    "explain --routing right --order one_rounding --rank 0 --token 0": "'rank_reduced'; leave it out",
+    "explain --routing right --dtype fp8 --rank 0 --token 0": "dtype is 'fp8'",
     "inspect --routing worked.safetensors": "does not say how many experts there are (largest id 3)",
     "inspect --routing worked.safetensors --experts 3": "expert",
     "inspect --routing worked.safetensors --experts 4 --ep 4": "ep_size is 4",

@@ -9,6 +9,7 @@ from epsim.capture import FIELDS, Capture, CaptureGroup, CaptureOptions
 from epsim.capture_reference import example_capture
 from epsim.diagnose import diagnose
 from epsim.frame import settle
+from reference.errors import ConfigError
 from tests.epsim.planted import FAULTS, FP8_FAULTS, changed, copied, good_capture
 
 INPUTS = ("topk_idx", "topk_weights", "x", "sf", "combine_x", "combine_topk_weights", "bias_0", "bias_1")
@@ -258,3 +259,25 @@ def test_whatever_is_damaged_the_diagnosis_stands(data):
         ), name
     if found.verdict == "not equal":
         assert found.place.field in OUTPUTS
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_whatever_id_is_damaged_the_diagnosis_stands(data):
+    """A damaged routing is refused or shows in the results; from one negative id to another is no damage."""
+    capture = good_capture(2)
+    ranks = copied(capture)
+    ids = ranks[data.draw(st.integers(0, 1))]["topk_idx"]
+    masked = np.argwhere(ids < 0)
+    places = st.sampled_from(masked.tolist()) if data.draw(st.booleans()) else st.just([0, 0])
+    token, k = data.draw(places)
+    old, new = int(ids[token, k]), data.draw(st.integers(-9, 8))
+    ids[token, k] = new
+    is_same = new == old or (new < 0 and old < 0)
+    if not is_same and (new == 8 or (new >= 0 and new in np.delete(ids[token], k))):
+        with pytest.raises(ConfigError, match="topk_idx"):
+            changed(capture, ranks)
+        return
+    found = diagnose(changed(capture, ranks))
+    assert found.verdict == ("equal" if is_same else "not equal")
+    assert len(found.notes) == (new < -1)

@@ -1,5 +1,7 @@
 """The story of a token is the plan's, number by number, and a row leads back to the token that made it."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,8 +106,6 @@ def test_the_text_of_the_worked_example(worked):
         (0, 3, False, "expanded row 3 at rank 0: token 2 of rank 1, via k 2, expert 0"),
         (1, 7, False, "expanded row 7 at rank 1: token 2 of rank 1, via k 1, expert 3"),
         (1, 2, True, "received row 2 at rank 1: token 3 of rank 0, via k 2, the master"),
-        (1, 8, False, "expanded row 8 at rank 1: there is none, the rank has 8 rows"),
-        (1, 5, True, "received row 5 at rank 1: there is none, the rank has 5 rows"),
     ],
 )
 def test_a_row_leads_back(worked, rank, row, received, words):
@@ -182,6 +182,19 @@ def test_ascend_refuses_what_it_lacks():
         Storyteller(worked_group(), topk, order=ONE_ROUNDING)
     with pytest.raises(EditionError, match="expand"):
         DispatchMode(expand=False)
+
+
+@pytest.mark.parametrize(
+    ("row", "received", "rule"),
+    [
+        (8, False, "row is 8: must be 0..7, there are 8 expanded rows at rank 1"),
+        (5, True, "row is 5: must be 0..4, there are 5 received rows at rank 1"),
+        (-1, False, "row is -1: must be 0..7"),
+    ],
+)
+def test_a_row_that_does_not_exist_is_refused(worked, row, received, rule):
+    with pytest.raises(InputError, match=re.escape(rule)):
+        worked.row(1, row, is_received=received)
 
 
 @pytest.mark.parametrize(("rank", "token"), [(2, 0), (-1, 0), (0, 4), (1, 3), (0, -1)])
