@@ -168,10 +168,7 @@ def one_call_more(rank, num_ranks):
     """Rank 0 makes a second dispatch, which the others answer with the end of the buffer."""
     buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8, explicitly_destroy=True)
     buffer.dispatch(**arguments())
-    if rank == 0:
-        text = message(RankMismatchError, buffer.dispatch, **arguments())
-    else:
-        text = ended(buffer)
+    text = ended(buffer) if rank else message(RankMismatchError, buffer.dispatch, **arguments())
     assert rank or "a peer closed its connection" in ended(buffer)
     return text
 
@@ -198,16 +195,18 @@ def fails(rank, num_ranks, deferred):
     buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
     later = {"async_with_compute_stream": True, "defer_epilogue": True} if deferred else {}
     kept = buffer.dispatch(**arguments(), **later)
-    with (
-        pytest.warns(RuntimeWarning) as warned,
-        pytest.raises((ZeroDivisionError, RankMismatchError)) as caught,
-    ):
+
+    def work():
         try:
             assert kept is not None
             _ = 1 // (1 - rank)
             buffer.barrier()
         finally:
             buffer.destroy()
+
+    kinds = (ZeroDivisionError, RankMismatchError)
+    with pytest.warns(RuntimeWarning) as warned, pytest.raises(kinds) as caught:
+        work()
     assert len(warned) == 1
     return caught.typename, buffer.is_destroyed
 

@@ -170,7 +170,7 @@ def undefined_dispatch(buffer, good):
 
 
 def sized(rank, num_ranks):
-    """A buffer sized for some width serves smaller ones; given bytes serve whatever fits into them."""
+    """Go beyond what a buffer was sized for; given bytes serve whatever fits into them."""
     world = dist.group.WORLD
     buffer = deep_ep.EPBuffer(world, num_max_tokens_per_rank=8, hidden=HIDDEN, num_topk=TOPK)
     good = {"x": rows(), "topk_idx": ids(), "num_experts": EXPERTS, "do_expand": True}
