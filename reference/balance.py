@@ -5,6 +5,7 @@ EPLB: spare slots go one by one to the expert with the largest load per copy, th
 ranks of equal size, heaviest first. Every tie goes to the lower number, so equal loads give equal maps.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -19,6 +20,7 @@ BalancePolicy = Literal["auto", "global", "hierarchical"]
 """hierarchical: an expert group stays within one server, and so do the copies of its experts; global:
 copies go anywhere; auto: hierarchical where the groups divide by the servers, else global."""
 
+AT_MOST = f"must be at most {sys.float_info.max:.3g}, the largest float64"
 BALANCE_POLICIES: tuple[str, ...] = get_args(BalancePolicy)
 
 
@@ -29,19 +31,34 @@ def load_array(loads: npt.ArrayLike) -> Loads:
       loads: [E] tokens of each logical expert, in any unit.
 
     Raises:
-      ConfigError: not one row of finite numbers of at least 0.
+      ConfigError: not one row of finite numbers of at least 0 with a finite sum.
     """
     try:
         array = np.array(loads, dtype=np.float64)
     except (TypeError, ValueError):
         raise ConfigError("loads", type(loads).__name__, "must be numbers, one per expert") from None
+    except OverflowError:
+        raise _too_large(loads) from None
     if array.ndim != 1 or not array.size:
         raise ConfigError("loads", array.shape, "must be one row with a number per expert")
     bad = ~np.isfinite(array) | (array < 0)
     if bad.any():
         expert = int(np.argmax(bad))
         raise ConfigError(f"loads[{expert}]", float(array[expert]), "must be finite and at least 0")
+    with np.errstate(over="ignore"):
+        total = array.sum()
+    if not np.isfinite(total):
+        expert = int(np.argmax(array))
+        raise ConfigError(f"loads[{expert}]", float(array[expert]), f"the sum of all loads {AT_MOST}")
     return array
+
+
+def _too_large(loads: npt.ArrayLike) -> ConfigError:
+    """Return the refusal of the first whole number that no float64 holds."""
+    for expert, load in enumerate(np.array(loads, dtype=object).ravel().tolist()):
+        if isinstance(load, int) and load.bit_length() >= sys.float_info.max_exp:
+            return ConfigError(f"loads[{expert}]", f"an integer of {load.bit_length()} bits", AT_MOST)
+    return ConfigError("loads", type(loads).__name__, f"each {AT_MOST}")
 
 
 def replica_counts(

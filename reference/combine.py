@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reference.arguments import check_each
 from reference.errors import ConfigError
 from reference.handle import Handle, check_group
 from reference.order import ReductionOrder
@@ -45,11 +46,12 @@ def combine(
       One result per home rank.
 
     Raises:
-      ConfigError: the handles do not belong together, or an array does not fit them.
+      ConfigError: an argument has another type, the handles do not belong together, or an array does not fit.
       EditionError: the edition lacks the order, or weights in it.
       StaleHandleError: a routing array was written to since dispatch.
       Source: deepep-ascend.md sections 1.6, 4.5, 4.6; deepep-v2.md section 3.
     """
+    check_each("handles", handles, Handle)
     handles = tuple(handles)
     check_group(handles)
     _check_order(handles[0], order, topk_weights is not None)
@@ -78,12 +80,15 @@ def _check_order(first: Handle, order: ReductionOrder, has_weights: bool) -> Non
 
 
 def _check_rows(handles: tuple[Handle, ...], y: Rows, weights: Rows | None) -> None:
+    check_each("y", y, np.ndarray)
     if len(y) != len(handles):
         raise ConfigError("y", f"{len(y)} ranks", f"there are {len(handles)} handles")
     for handle, rows in zip(handles, y, strict=True):
         where = f"y[rank {handle.rank}]"
         if rows.dtype != BF16:
             raise ConfigError(f"{where}.dtype", rows.dtype, "must be bfloat16")
+        if rows.ndim != 2:
+            raise ConfigError(f"{where}.shape", rows.shape, "must be [rows, hidden]")
         if rows.shape != (handle.num_rows, y[0].shape[1]) or not rows.flags.c_contiguous:
             rule = (
                 f"must be contiguous [{handle.num_rows}, {y[0].shape[1]}], a row per row that dispatch gave"
@@ -91,6 +96,7 @@ def _check_rows(handles: tuple[Handle, ...], y: Rows, weights: Rows | None) -> N
             raise ConfigError(f"{where}.shape", rows.shape, rule)
     if weights is None:
         return
+    check_each("topk_weights", weights, np.ndarray)
     if len(weights) != len(handles):
         raise ConfigError("topk_weights", f"{len(weights)} ranks", f"there are {len(handles)} handles")
     for handle, values in zip(handles, weights, strict=True):
@@ -107,6 +113,7 @@ def _check_bias(handles: tuple[Handle, ...], bias: tuple[Rows, ...], hidden: int
             "bias", type(bias), "must be a tuple of at most two biases, each one array per rank"
         )
     for number, rows in enumerate(bias):
+        check_each(f"bias[{number}]", rows, np.ndarray)
         if len(rows) != len(handles):
             raise ConfigError(f"bias[{number}]", f"{len(rows)} ranks", f"there are {len(handles)} handles")
         for handle, values in zip(handles, rows, strict=True):

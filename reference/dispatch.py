@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from reference.arguments import check_each, check_type
 from reference.config import EPConfig
 from reference.deliver import Cargo, Payload, deliver
 from reference.errors import ConfigError
@@ -47,11 +48,15 @@ def dispatch(
       (results, handles), one of each per rank.
 
     Raises:
-      ConfigError: an array does not fit the routing or its neighbours; names field, rank and value.
+      ConfigError: an argument has another type, or an array does not fit the routing or its neighbours; names
+        field, rank and value.
       EditionError: the edition lacks what was asked for.
       Source: deepep-ascend.md section 1.5; deepep-v2.md section 2.
     """
     mode = DispatchMode() if mode is None else mode
+    check_type("config", config, EPConfig)
+    check_type("topk", topk, TopK)
+    check_type("mode", mode, DispatchMode)
     topk.check_against(config)
     cargo = Cargo(
         x=x,
@@ -102,6 +107,7 @@ def dispatch_cached(
       StaleHandleError: a routing array was written to since.
       Source: deepep-ascend.md section 1.5; deepep-v2.md section 2.8.
     """
+    check_each("handles", handles, Handle)
     handles = tuple(handles)
     check_group(handles)
     mode = handles[0].mode
@@ -145,6 +151,7 @@ def _check_cargo(mode: DispatchMode, tokens: tuple[int, ...], cargo: Cargo) -> N
 
 
 def _check_columns(name: str, arrays: Payload, tokens: tuple[int, ...]) -> None:
+    check_each(name, arrays, np.ndarray)
     if len(arrays) != len(tokens):
         raise ConfigError(name, f"{len(arrays)} ranks", f"the routing has {len(tokens)}")
     for rank, (array, count) in enumerate(zip(arrays, tokens, strict=True)):
@@ -161,6 +168,7 @@ def _checked_stats(
 ) -> Sequence[npt.NDArray[np.int32]] | None:
     if stats is None:
         return None
+    check_each("stats", stats, np.ndarray)
     if len(stats) != config.ep_size:
         raise ConfigError("stats", f"{len(stats)} ranks", f"ep_size is {config.ep_size}")
     for rank, (array, count) in enumerate(zip(stats, config.experts_per_rank().tolist(), strict=True)):

@@ -335,6 +335,14 @@ def test_rank_without_experts_and_group_without_load_are_measured():
         (lambda: replica_counts([], 2), r"loads is \(0,\): must be one row"),
         (lambda: replica_counts(["a"], 2), "loads is 'list': must be numbers"),
         (
+            lambda: replica_counts([1, 10**400], 2),
+            r"loads\[1\] is 'an integer of 1329 bits': must be at most 1.8e\+308",
+        ),
+        (
+            lambda: balance_experts([1, 1.5e308, 1e308], ep_size=3, num_physical_experts=3),
+            r"loads\[1\] is 1.5e\+308: the sum of all loads must be at most 1.8e\+308",
+        ),
+        (
             lambda: replica_counts([1, 2], 1),
             "num_physical_experts is 1: must be a whole number of at least 2",
         ),

@@ -1,6 +1,7 @@
 """What dispatch and combine refuse, and in which words."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -83,6 +84,40 @@ def test_dispatch_refusals(name):
         )
 
 
+WRONG_TYPES = {
+    "config": ({"config": {}}, "config is 'dict': must be an instance of EPConfig"),
+    "topk": ({"topk": [[0]]}, "topk is 'list': must be an instance of TopK"),
+    "mode": ({"mode": "ascend"}, "mode is 'str': must be an instance of DispatchMode"),
+    "x": ({"x": None}, "x is 'NoneType': must be a sequence with one NumPy array per rank"),
+    "x of a rank": ({"x": [[[1.0]]] * 3}, "x[rank 0] is 'list': must be a NumPy array"),
+    "scales": ({"scales": 1.0}, "scales is 'float': must be a sequence with one NumPy array per rank"),
+    "scales of a rank": ({"scales": [[1], [], []]}, "scales[rank 0] is 'list': must be a NumPy array"),
+    "stats": ({"stats": {}}, "stats is 'dict': must be a sequence with one NumPy array per rank"),
+    "stats of a rank": ({"stats": [[0, 0]] * 3}, "stats[rank 0] is 'list': must be a NumPy array"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_dispatch_refuses_other_types_by_name(name):
+    """Not an AttributeError from inside."""
+    change, text = WRONG_TYPES[name]
+    config, topk, x = small_exchange()
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        dispatch(**{"config": config, "topk": topk, "x": x} | change)
+
+
+def test_cached_dispatch_refuses_other_types_by_name():
+    """The same words as for the first dispatch."""
+    config, topk, x = small_exchange()
+    _, handles = dispatch(config, topk, x)
+    with pytest.raises(ConfigError, match="handles is 'Handle': must be a sequence with one Handle per rank"):
+        dispatch_cached(handles[0], x)
+    with pytest.raises(ConfigError, match=re.escape("handles[rank 1] is 'int': must be a Handle")):
+        dispatch_cached([handles[0], 1, 2], x)
+    with pytest.raises(ConfigError, match=re.escape("topk_weights[rank 0] is 'list': must be a NumPy array")):
+        dispatch_cached(handles, x, topk_weights=[[1.0]] * 3)
+
+
 def test_too_many_source_indices_for_an_int32():
     """Gid = rank * M + token must fit."""
     config = EPConfig(ep_size=2, num_experts=2, num_topk=1, hidden=1, num_max_tokens_per_rank=2**30)
@@ -118,6 +153,20 @@ def combine_case(**mode):
 
 COMBINE_REFUSALS = {
     "y of one rank": (lambda h, y, w, b: (y[:1], {}), "y is '1 ranks'"),
+    "y of lists": (lambda h, y, w, b: ([[1.0], [2.0]], {}), r"y\[rank 0\] is 'list': must be a NumPy array"),
+    "y of one axis": (
+        lambda h, y, w, b: ([a[:, 0].copy() for a in y], {}),
+        r"y\[rank 0\].shape is .*must be \[rows, hidden\]",
+    ),
+    "weights of lists": (
+        lambda h, y, w, b: (y, {"topk_weights": [a.tolist() for a in w]}),
+        r"topk_weights\[rank 0\] is 'list': must be a NumPy array",
+    ),
+    "bias of lists": (
+        lambda h, y, w, b: (y, {"bias": ([a.tolist() for a in b],)}),
+        r"bias\[0\]\[rank 0\] is 'list': must be a NumPy array",
+    ),
+    "no y": (lambda h, y, w, b: (None, {}), "y is 'NoneType': must be a sequence with one NumPy array"),
     "y of float32": (lambda h, y, w, b: ([a.astype(np.float32) for a in y], {}), "must be bfloat16"),
     "y with a row too few": (lambda h, y, w, b: ([y[0][:-1], y[1]], {}), "a row per row that dispatch gave"),
     "y of two widths": (
