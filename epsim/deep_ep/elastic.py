@@ -4,6 +4,7 @@ Its other halves are `PPBuffer`, `EngramBuffer` and `BucketBuffer`, as in V2.5.
 Source: deepep-v2.md sections 1.1, 1.2, 2 and 3.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,31 +82,8 @@ class ElasticBuffer(EPBuffer):
             arrival_seed=arrival_seed,
         )
 
-    @staticmethod
-    def get_buffer_size_hint(
-        group: Any,  # noqa: ANN401 - torch's type
-        num_max_tokens_per_rank: int,
-        hidden: int,
-        num_topk: int = 0,
-        use_fp8_dispatch: bool = False,
-        allow_hybrid_mode: bool = True,
-        allow_multiple_reduction: bool = True,
-        *,
-        edition: str = V2,
-        num_scaleup_ranks: int | None = None,
-    ) -> int:
-        """Return the bytes of a buffer for calls of these sizes; as `EPBuffer.get_buffer_size_hint`."""
-        return EPBuffer.get_buffer_size_hint(
-            group,
-            num_max_tokens_per_rank,
-            hidden,
-            num_topk,
-            use_fp8_dispatch,
-            allow_hybrid_mode,
-            allow_multiple_reduction,
-            edition=edition,
-            num_scaleup_ranks=num_scaleup_ranks,
-        )
+    # The same arguments, of which only the edition's default is another.
+    get_buffer_size_hint = staticmethod(partial(EPBuffer.get_buffer_size_hint, edition=V2))
 
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True

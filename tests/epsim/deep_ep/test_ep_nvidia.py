@@ -165,6 +165,13 @@ def elastic(rank, num_ranks):
             _ = kept[3].topk_idx
     buffer.barrier(use_comm_stream=False)
     buffer.destroy()
+    hints = [
+        hint(dist.group.WORLD, 2**17, 7168, 8, use_fp8_dispatch=True)
+        for hint in (buffer.get_buffer_size_hint, deep_ep.EPBuffer.get_buffer_size_hint)
+    ]
+    sizes = {"num_max_tokens_per_rank": 2**17, "hidden": 7168, "num_topk": 8, "use_fp8": True}
+    own = nvidia_buffer_bytes(num_scaleout_ranks=1, num_scaleup_ranks=2, **sizes).hint_bytes
+    assert own == hints[0] != hints[1], "the default edition is V2"
     return True
 
 
