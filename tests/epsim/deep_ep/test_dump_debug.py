@@ -43,7 +43,8 @@ def one_run(rank, dtype, alignment):
     scores = torch.rand(tokens, EXPERTS, generator=rng)
     ids = scores.topk(TOPK, dim=1).indices
     given = {
-        "topk_idx": torch.where(torch.rand(ids.shape, generator=rng) < 0.1, -1, ids),
+        # Any negative id masks, for the drop-in and for the tool.
+        "topk_idx": torch.where(torch.rand(ids.shape, generator=rng) < 0.1, -1 - 4 * (ids % 2), ids),
         "topk_weights": torch.rand(tokens, TOPK, generator=rng),
         "x": torch.randn(tokens, HIDDEN, generator=rng).to(torch.bfloat16),
     }
@@ -116,6 +117,10 @@ def test_a_right_run_of_eight_processes_is_equal(dumps, dtype, capfd):
     outputs = {name for name in dumped if FIELDS[name].stage in ("dispatch", "combine")}
     assert {c["field"] for c in found["compared"]} == outputs
     assert found["not_compared"] == {}
+    given = [read_arrays(dumps / dtype / f"rank{rank}.safetensors")["topk_idx"] for rank in range(RANKS)]
+    other_masks = sum(int((idx < -1).sum()) for idx in given)
+    assert other_masks > 1
+    assert found["notes"] == [f"{other_masks} ids below -1 read as masked, as deep_ep does"]
     for compared in found["compared"]:
         assert tuple(compared["ranks"]) == tuple(range(RANKS))
         assert compared["num_elements"] > 0
