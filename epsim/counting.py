@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from epsim.capture import INDEX, read_capture
 from epsim.errors import InputError
 from reference.config import EPConfig
 from reference.counts import Counts, ExpectedCounts
@@ -79,13 +80,37 @@ def is_table(routing: str | Path | TopK) -> bool:
     )
 
 
+def read_table(config: EPConfig, routing: str | Path | TopK) -> TopK:
+    """Return a routing that is given token by token.
+
+    Raises:
+      ConfigError: a bad routing or file.
+      InputError: a dump of a group with other experts, or with its own placement.
+    """
+    if isinstance(routing, TopK):
+        return routing
+    if not (Path(routing) / INDEX).exists():
+        return read_routing(routing, config)
+    capture = read_capture(routing)
+    own = capture.group.num_experts
+    if config.num_experts != own:
+        raise InputError("experts", config.num_experts, f"must be that of {Path(routing) / INDEX}, {own}")
+    topk = capture.topk()
+    topk.check_against(config)
+    elsewhere = np.flatnonzero(config.expert_ranks() != capture.config.expert_ranks())
+    if elsewhere.size:
+        rule = f"the group's map must be that of {Path(routing) / INDEX}"
+        raise InputError(f"expert_ranks[{elsewhere[0]}]", int(config.expert_ranks()[elsewhere[0]]), rule)
+    return topk
+
+
 def count_table(config: EPConfig, routing: str | Path | TopK, pod_size: int | None, dtype: Dtype) -> Counted:
     """Count a routing that is given token by token.
 
     Raises:
       ConfigError: a bad routing or file.
     """
-    topk = routing if isinstance(routing, TopK) else read_routing(routing, config)
+    topk = read_table(config, routing)
     return Counted(
         draws=(count_rows(config, topk, pod_size=pod_size),),
         text="given" if isinstance(routing, TopK) else str(routing),

@@ -9,7 +9,16 @@ import numpy as np
 
 from epsim.answer import Case
 from epsim.closedform import OPERATIONS, Operation
-from epsim.counting import Counted, Draws, check_draws, count_table, count_workload, describe_law, is_table
+from epsim.counting import (
+    Counted,
+    Draws,
+    check_draws,
+    count_table,
+    count_workload,
+    describe_law,
+    is_table,
+    read_table,
+)
 from epsim.errors import InputError
 from epsim.network import Network
 from epsim.options import TokenCounts, TwoLayer
@@ -18,7 +27,6 @@ from epsim.prediction import Prediction, Predictions
 from epsim.presets import model_shape
 from epsim.profile import Hardware, Software
 from reference.config import EPConfig, ExpertMap
-from reference.files import read_routing
 from reference.generate import stepped_token_counts
 from reference.manifest import Workload
 from reference.sizes import Dtype
@@ -174,7 +182,7 @@ class _Group:
             self._check_law_only()
         if table and self.tokens is None:
             config = self._config(size, CEILINGS["num_max_tokens_per_rank"])
-            topk = self.routing if isinstance(self.routing, TopK) else read_routing(self.routing, config)
+            topk = read_table(config, self.routing)
             config = self._config(size, max(1, *topk.tokens_per_rank))
             return _Table(config=config, routing=topk, dtype=self.dtype)
         per_rank = _tokens_per_rank(

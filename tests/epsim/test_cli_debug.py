@@ -59,6 +59,10 @@ def folder(tmp_path_factory):
     write_capture(path / "other_input", capture)
     write_arrays(path / "other_input" / "rank1.safetensors", other_input)
     np.save(path / "one_sided.npy", np.zeros((2, 1, 1), np.int64))
+    write_capture(path / "other_masks", capture)
+    for rank, arrays in enumerate(copied(capture)):
+        arrays["topk_idx"][arrays["topk_idx"] < 0] = -7
+        write_arrays(path / "other_masks" / f"rank{rank}.safetensors", arrays)
     none = [{n: a[:0] for n, a in arrays.items() if n == "topk_idx"} for arrays in capture.ranks]
     write_capture(path / "idle", changed(capture, none))
     write_capture(path / "twice", capture)
@@ -123,6 +127,14 @@ def test_the_other_layout_and_order(output):
     assert "row" not in text.split("\n")[3]
     _, text = output(f"explain {LAW} --rank 0 --token 0 --edition nvidia-v2 --order one_rounding")
     assert "sum, recipe one_rounding" in text
+
+
+def test_predict_takes_a_dump(output):
+    """With other ids for none too, as every reader of a dump."""
+    code, text = output("predict --ep 2 --topk 4 --experts 8 --routing right --op dispatch")
+    assert (code, output("predict --ep 2 --topk 4 --experts 8 --routing other_masks --op dispatch")[1]) == (
+        0, text.replace("right", "other_masks")
+    )  # fmt: skip
 
 
 SAID = "--ep 2 --experts 8 --topk 4 --hidden 128 --alignment 8 --capacity 12 --dtype bf16 --aivs 64"
@@ -261,6 +273,9 @@ BAD = {
     f"explain {LAW} --rank 0 --token 0 --aivs 0": "num_aivs is 0",
     f"explain {LAW} --rank 0 --token 0 --hidden 0": "hidden is 0",
     f"explain {LAW} --rank 0 --token 0 --capacity 3": "num_max_tokens_per_rank",
+    "predict --ep 2 --topk 4 --routing right": "experts is 256: must be that of right/capture.json, 8",
+    "predict --ep 2 --topk 2 --experts 4 --routing layout": "the group's map must be that of layout/capture",
+    "predict --ep 4 --topk 4 --experts 8 --routing right": "whose ep_size is 4",
     "inspect --routing right --experts 4": "experts is 4: must be that of right/capture.json, 8; leave",
     "inspect --routing right --ep 4": "ep is 4: must be that of right/capture.json, 2",
     "inspect --routing right --topk 3": "topk is 3: must be that of right/capture.json, 4",
