@@ -125,7 +125,7 @@ def _lanes(trace: Trace) -> tuple[npt.NDArray[np.intp], list[int], list[int]]:
 
 
 def _nest(starts: Sequence[int], ends: Sequence[int]) -> tuple[list[int], int]:
-    """Return the lane of each span of one track and how many there are; of equal starts the longest is first."""
+    """Return the lane of each span of one track, and how many lanes; of equal starts the longest is first."""
     open_ends: list[list[int]] = [[]]  # per lane, ends of the spans that are open, the innermost last
     found = []
     for start, end in zip(starts, ends, strict=True):
