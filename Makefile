@@ -28,7 +28,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[plot,torch,test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[plot,fast,parquet,cluster,exchange,torch,test,dev]'
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -1,0 +1,102 @@
+"""Rates of one operation on one platform: what flow level and events read, so that they cannot differ.
+
+A link's payload rate is its nominal rate x the payload share of its packets x the wire efficiency, over
+1 + slope x doublings beyond the knee when the software's fan-out loss is counted; the same numbers as in
+`closedform`. L links, R ranks.
+"""
+
+from dataclasses import dataclass
+from math import log2
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from epsim.closedform import SCALEOUT_FORM
+from epsim.errors import InputError
+from epsim.network import payload_share
+from epsim.platform import Platform
+from topology import NETLAYER_SCALEOUT, Topology
+
+Floats = npt.NDArray[np.float64]
+SoftwareSlope = Literal["dispatch", "combine", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Machine:
+    """What carries the bytes.
+
+    Args:
+      topology: the graph.
+      npus: [R] int64, the card of each rank.
+      link_bytes_per_s: [L] float64, payload rate of each link.
+      memory_bytes_per_s: memory rate that source reads, local copies and sums share on a card.
+      card_speed: [R] float64, factor on the memory and engine rate of each rank; 1 = healthy.
+      start_ps: [R] int64, when each rank enters.
+    """
+
+    topology: Topology
+    npus: npt.NDArray[np.int64]
+    link_bytes_per_s: Floats
+    memory_bytes_per_s: float
+    card_speed: Floats
+    start_ps: npt.NDArray[np.int64]
+
+    @property
+    def num_ranks(self) -> int:
+        """R."""
+        return len(self.npus)
+
+    def egress_bytes_per_s(self) -> Floats:
+        """Return [R] payload rate of all links of the fastest netlayer that leave each rank's card."""
+        topology = self.topology
+        rate = np.zeros((topology.num_npus, 8))
+        up = np.flatnonzero(topology.link_src < topology.num_npus)
+        np.add.at(rate, (topology.link_src[up], topology.link_netlayer[up]), self.link_bytes_per_s[up])
+        return np.asarray(rate[self.npus].max(axis=1))
+
+
+def make_machine(
+    platform: Platform, num_ranks: int, slope: SoftwareSlope, npus: npt.NDArray[np.int64] | None = None
+) -> Machine:
+    """Read the rates off a platform.
+
+    Args:
+      platform: must have a graph.
+      num_ranks: R.
+      slope: the operation whose fan-out loss counts, "none" = ideal issue order.
+      npus: [R] the card of each rank; rank r sits on card r when absent.
+
+    Raises:
+      InputError: the system is a profile without a graph, or has too few cards.
+    """
+    topology, hardware, software = platform.network.topology, platform.hardware, platform.software
+    if topology is None:
+        raise InputError("system", platform.name, "has no graph to simulate on; epsim predict answers it")
+    if num_ranks > topology.num_npus:
+        raise InputError(
+            "ep", num_ranks, f"must not exceed the {topology.num_npus:,} cards of {topology.name}"
+        )
+    share = np.full(256, payload_share(hardware))
+    share[NETLAYER_SCALEOUT] = payload_share(hardware, SCALEOUT_FORM)
+    rate = topology.link_bytes_per_s() * share[topology.link_netlayer] * software.wire_efficiency.value
+    loss = fanout_loss(platform, num_ranks, slope)
+    rate = np.where(topology.link_netlayer == NETLAYER_SCALEOUT, rate, rate / loss)
+    return Machine(
+        topology=topology,
+        npus=np.arange(num_ranks, dtype=np.int64) if npus is None else np.asarray(npus, np.int64),
+        link_bytes_per_s=np.asarray(rate, np.float64),
+        memory_bytes_per_s=hardware.hbm_rate.value * software.hbm_efficiency.value,
+        card_speed=np.ones(num_ranks),
+        start_ps=np.zeros(num_ranks, np.int64),
+    )
+
+
+def fanout_loss(platform: Platform, num_ranks: int, slope: SoftwareSlope) -> float:
+    """Return the factor on wire time that the software's many peers cost, at least 1; see `closedform`."""
+    software = platform.software
+    if slope == "none":
+        return 1.0
+    per_doubling = software.fanout_slope_combine if slope == "combine" else software.fanout_slope_dispatch
+    ranks = min(num_ranks, platform.network.scaleup_domain)
+    return 1 + per_doubling.value * max(0.0, log2(ranks / software.fanout_knee.value))

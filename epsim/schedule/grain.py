@@ -1,0 +1,91 @@
+"""How coarsely a run is cut: packets, descriptors (SQEs), or chunks of several.
+
+A chunk is n descriptors of one jetty to one destination. Where an AIV has fewer for a destination, several
+AIVs act as one worker: they walk the destinations in the same order, and the engine serves them in turn.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from epsim.errors import InputError
+
+Kind = Literal["packet", "sqe", "chunk"]
+AUTO_CHUNKS = 60_000
+"""Chunks that the automatic grain aims at: some seconds of Python, and the error stays below 1 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grain:
+    """How coarsely the engine's work is cut.
+
+    Args:
+      kind: "packet" cuts descriptors into packets, "sqe" takes one at a time, "chunk" several.
+      num_sqes: descriptors of a chunk; 0 = chosen so that there are about `AUTO_CHUNKS` of them.
+
+    Raises:
+      InputError: a number of descriptors without chunks, or below 0.
+    """
+
+    kind: Kind = "chunk"
+    num_sqes: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no grain."""
+        if self.kind not in ("packet", "sqe", "chunk"):
+            raise InputError("grain", self.kind, "must be packet, sqe, chunk or chunk:N")
+        if self.num_sqes < 0 or (self.num_sqes and self.kind != "chunk"):
+            raise InputError("grain", f"{self.kind}:{self.num_sqes}", "only a chunk has a number, at least 1")
+
+    @classmethod
+    def parse(cls, text: str) -> "Grain":
+        """Read "packet", "sqe", "chunk" or "chunk:16".
+
+        Raises:
+          InputError: anything else.
+        """
+        kind, colon, number = text.partition(":")
+        if kind not in ("packet", "sqe", "chunk") or (colon and not (number.isascii() and number.isdigit())):
+            raise InputError("grain", text, "must be packet, sqe, chunk or chunk:N")
+        if colon and (kind != "chunk" or not 1 <= int(number) <= 1 << 20):
+            raise InputError("grain", text, "only a chunk has a number, from 1 to 1,048,576")
+        return cls(kind=kind, num_sqes=int(number) if colon else 0)  # type: ignore[arg-type]
+
+    @property
+    def text(self) -> str:
+        """The grain as `parse` reads it."""
+        return f"chunk:{self.num_sqes}" if self.num_sqes else self.kind
+
+    def fit(self, num_sqes: float, per_visit: float, num_aivs: int) -> "Cut":
+        """Choose descriptors per chunk and AIVs per worker.
+
+        Args:
+          num_sqes: descriptors of the whole operation, all ranks.
+          per_visit: descriptors that an AIV posts for one destination before it turns to the next.
+          num_aivs: C.
+        """
+        if self.kind != "chunk":
+            return Cut(num_sqes=1, aivs_per_worker=1, is_packets=self.kind == "packet")
+        size = self.num_sqes
+        if size == 0:
+            size = 1
+            while num_sqes / size > AUTO_CHUNKS:
+                size *= 2
+        aivs = 1
+        while num_aivs % (aivs * 2) == 0 and per_visit * aivs * 2 <= size:
+            aivs *= 2
+        return Cut(num_sqes=size, aivs_per_worker=aivs, is_packets=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A grain that fits a case.
+
+    Args:
+      num_sqes: descriptors of a chunk at most.
+      aivs_per_worker: AIVs that act as one.
+      is_packets: descriptors are cut into packets.
+    """
+
+    num_sqes: int
+    aivs_per_worker: int
+    is_packets: bool

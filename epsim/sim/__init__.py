@@ -1,0 +1,1 @@
+"""Discrete events: cards, jetties, ports and switches in integer picoseconds (SimPy lives here only)."""
