@@ -185,13 +185,14 @@ def _averages(
                 "peak": float(loads.received.max()) / mean_rows if mean_rows else 0.0,
                 "tokens": float(loads.num_tokens.mean()),
                 # Bytes that the epilogue reads and writes on the busiest rank, times 1e6 for microseconds.
-                "epilogue_us": 1e6 * _epilogue_bytes(operation, loads, row),
+                "epilogue_us": 1e6 * epilogue_bytes(operation, loads, row),
             }
         )
     return {key: float(np.mean([r[key] for r in rows])) for key in rows[0]}
 
 
-def _epilogue_bytes(operation: Operation, loads: RankLoads, row: OperationBytes) -> float:
+def epilogue_bytes(operation: Operation, loads: RankLoads, row: OperationBytes) -> float:
+    """Return the bytes that the epilogue reads and writes on the busiest rank."""
     if operation == "combine":
         return float((loads.sent * row.wire + loads.num_tokens * row.payload).max())
     return float((loads.received * row.wire + loads.expanded * row.logical).max())

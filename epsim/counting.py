@@ -168,10 +168,7 @@ def count_workload(workload: Workload, pod_size: int | None, draws: Draws) -> Co
         )
         text = f"uniform{masked} (exact expectation)"
         return Counted(draws=(exact,), text=text, is_uniform=True, workload=workload)
-    choices = sum(workload.tokens_per_rank) * config.num_topk
-    if choices > MAX_SAMPLED_CHOICES:
-        rule = f"sampling holds every choice in memory; at most {MAX_SAMPLED_CHOICES:,} are taken"
-        raise InputError("tokens x top-k", choices, rule)
+    check_sample(sum(workload.tokens_per_rank) * config.num_topk)
     counts = tuple(
         count_rows(config, msgspec.structs.replace(workload, seed=seed + i).topk(), pod_size=pod_size)
         for i in range(number or 1)
@@ -179,6 +176,17 @@ def count_workload(workload: Workload, pod_size: int | None, draws: Draws) -> Co
     plural = "draw" if len(counts) == 1 else "draws"
     text = f"{workload.routing}{masked} (seed {seed}, {len(counts)} {plural})"
     return Counted(draws=counts, text=text, is_uniform=is_uniform, workload=workload)
+
+
+def check_sample(num_choices: int) -> None:
+    """Refuse a sample that would not fit the memory.
+
+    Raises:
+      InputError: too many choices.
+    """
+    if num_choices > MAX_SAMPLED_CHOICES:
+        rule = f"sampling holds every choice in memory; at most {MAX_SAMPLED_CHOICES:,} are taken"
+        raise InputError("tokens x top-k", num_choices, rule)
 
 
 def is_histogram(path: Path) -> bool:
