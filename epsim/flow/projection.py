@@ -146,14 +146,21 @@ def law_router(topology: Topology, num_ranks: int, npus: IntArray | None) -> Rou
     router = Router(topology, chosen)
     if len(router.npus) != num_ranks:
         raise TopologyError("number of npus", len(router.npus), f"must be one per rank, {num_ranks}")
-    for paths in router.layers:
-        if len(paths.layer.direct_key):
-            rule = "direct links are pairs of cards; give the byte matrix to topology.link_bound"
-            raise InputError("netlayer", paths.layer.netlayer, rule)
+    refuse_direct(router)
     return router
 
 
-def summarise(topology: Topology, tiers: Mapping[str, Sequence[Load]], scale: Fraction) -> Projection:
+def refuse_direct(router: Router) -> None:
+    """Refuse layers that join cards without a switch: such links are pairs, and no sum over ports."""
+    for paths in router.layers:
+        if len(paths.layer.direct_key):
+            rule = "has direct links between cards; give the byte matrix to topology.link_bound"
+            raise InputError("netlayer", paths.layer.netlayer, rule)
+
+
+def summarise(
+    topology: Topology, tiers: Mapping[str, Sequence[Load]], scale: Fraction = Fraction(1)
+) -> Projection:
     """Sum loads per tier (tiers share no link) and pick the busiest of each and of all."""
     bounds = {tier: busiest(topology, loads, scale) for tier, loads in tiers.items()}
     bounds = {tier: bound for tier, bound in bounds.items() if bound.link_idx >= 0}
