@@ -1,0 +1,155 @@
+"""A timeline as PNG or SVG (extra `plot`): what each resource did, and how full each link was."""
+
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epsim.errors import InputError
+from epsim.trace.colours import phase_colours, phase_order
+from epsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_ROWS = 96
+"""Rows that stay readable on one picture."""
+_NUM_COLUMNS = 1600  # about the pixels of a picture: what is closer than that is joined
+_UNITS = ((10**12, "s"), (10**9, "ms"), (10**6, "us"), (10**3, "ns"), (1, "ps"))
+
+
+def gantt_plot(trace: Trace, suffix: str, *, groups: tuple[str, ...] | None = None) -> bytes:
+    """Draw a row per resource, a colour per phase, over time.
+
+    Args:
+      trace: with at least one span.
+      suffix: png or svg.
+      groups: those to show, as in `trace.groups`; None = all.
+
+    Returns:
+      the file; equal traces give equal bytes.
+
+    Raises:
+      InputError: a group is unknown, nothing or more than MOST_ROWS rows are left, or another suffix.
+      ImportError: matplotlib is not installed.
+    """
+    from matplotlib.patches import Patch
+
+    tracks = _tracks(trace, groups)
+    figure = _figure(1.6 + 0.2 * len(tracks), suffix)
+    axes = figure.subplots()
+    size, unit = _unit(trace.last_end_ps)
+    colours, order = phase_colours(trace), phase_order(trace)
+    joined = _joined(trace, tracks)
+    for phase in order:
+        for row, phase_spans in enumerate(joined):
+            if bars := phase_spans.get(phase):
+                scaled = [(start / size, (end - start) / size) for start, end in bars]
+                axes.broken_barh(scaled, (row - 0.4, 0.8), color=colours[phase], linewidth=0)
+    axes.set_yticks(range(len(tracks)), [" ".join(trace.tracks[track]) for track in tracks], fontsize=7)
+    axes.set_ylim(len(tracks) - 0.5, -0.5)
+    _finish(figure, axes, trace, f"time, {unit}", trace.last_end_ps / size)
+    patches = [Patch(color=colours[phase], label=trace.names[phase]) for phase in order]
+    figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    return _bytes(figure, suffix)
+
+
+def links_plot(trace: Trace, suffix: str) -> bytes:
+    """Draw the utilisation of each link over time.
+
+    Args:
+      trace: with the load of its links.
+      suffix: png or svg.
+
+    Returns:
+      the file; equal traces give equal bytes.
+
+    Raises:
+      InputError: the trace has no load of links, more than MOST_ROWS of them, or another suffix.
+      ImportError: matplotlib is not installed.
+    """
+    links = trace.links
+    if links is None:
+        raise InputError("links", None, "must be known to draw them")
+    if len(links.labels) > MOST_ROWS:
+        raise InputError(
+            "links", len(links.labels), f"must be at most {MOST_ROWS} to be readable; see the HTML page"
+        )
+    figure = _figure(1.9 + 0.2 * len(links.labels), suffix)
+    axes = figure.subplots()
+    size, unit = _unit(int(links.edges_ps[-1]))
+    rows = np.arange(len(links.labels) + 1) - 0.5
+    edges = links.edges_ps / size
+    mesh = axes.pcolormesh(edges, rows, links.utilisation, cmap="cividis", vmin=0, vmax=1, rasterized=True)
+    axes.set_yticks(range(len(links.labels)), links.labels, fontsize=7)
+    axes.set_ylim(len(links.labels) - 0.5, -0.5)
+    _finish(figure, axes, trace, f"time, {unit}", float(edges[-1]))
+    figure.colorbar(mesh, ax=axes, label="share of capacity", pad=0.01)
+    return _bytes(figure, suffix)
+
+
+def _tracks(trace: Trace, groups: tuple[str, ...] | None) -> list[int]:
+    for group in groups or ():
+        if group not in trace.groups:
+            raise InputError("groups", group, "must be a group of the trace")
+    tracks = [idx for idx, pair in enumerate(trace.tracks) if groups is None or pair[0] in groups]
+    if not 0 < len(tracks) <= MOST_ROWS:
+        raise InputError("rows", len(tracks), f"must be 1..{MOST_ROWS} to be readable; choose groups")
+    if not trace.num_spans:
+        raise InputError("trace", "no span", "must hold at least one span to be drawn")
+    return tracks
+
+
+def _joined(trace: Trace, tracks: list[int]) -> list[dict[int, list[tuple[int, int]]]]:
+    """Return per track and phase its (start, end), those closer than a column of the picture joined."""
+    gap = trace.last_end_ps // _NUM_COLUMNS
+    found = []
+    for track in tracks:
+        low, high = np.searchsorted(trace.track, [track, track + 1]).tolist()
+        phases: dict[int, list[tuple[int, int]]] = {}
+        columns = (trace.name, trace.start_ps, trace.end_ps)
+        for phase, start, end in zip(*(column[low:high].tolist() for column in columns), strict=True):
+            bars = phases.setdefault(phase, [])
+            if bars and start - bars[-1][1] <= gap:
+                bars[-1] = (bars[-1][0], max(bars[-1][1], end))
+            else:
+                bars.append((start, end))
+        found.append(phases)
+    return found
+
+
+def _unit(last_ps: int) -> tuple[int, str]:
+    return next(((size, name) for size, name in _UNITS if last_ps >= 2 * size), _UNITS[-1])
+
+
+def _figure(height: float, suffix: str) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if suffix not in ("png", "svg"):
+        raise InputError("suffix", suffix, "must be png or svg")
+    figure = Figure(figsize=(12, max(height, 2.4)), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _finish(figure: "Figure", axes: "Axes", trace: Trace, label: str, last: float) -> None:
+    axes.set_xlim(0, max(last, 1e-12))
+    axes.set_xlabel(label)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    # A dollar sign would start a formula.
+    figure.suptitle(trace.title.replace("$", r"\$"), fontsize=11)
+
+
+def _bytes(figure: "Figure", suffix: str) -> bytes:
+    import matplotlib as mpl
+
+    out = io.BytesIO()
+    # Without a fixed salt and date, SVG ids and metadata would differ between runs.
+    with mpl.rc_context({"svg.hashsalt": "epsim"}):
+        figure.savefig(out, format=suffix, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
+    return out.getvalue()
