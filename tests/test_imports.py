@@ -26,9 +26,14 @@ def test_module_keeps_the_import_rules(path):
     assert faults_of(module_of(path), path.read_text(), is_package=path.name == "__init__.py") == []
 
 
+IMPORTED_AS = {"protobuf": "google"}
+"""Packages whose import name is another one."""
+
+
 def requirement_names(requirements: list[str]) -> set[str]:
     """Import names of requirement lines: "tomli-w>=1.1" is tomli_w."""
-    return {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in requirements}
+    names = {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in requirements}
+    return {IMPORTED_AS.get(name, name) for name in names}
 
 
 def test_every_foreign_import_is_declared():

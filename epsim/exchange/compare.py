@@ -10,6 +10,8 @@ from topology.bound import link_bound
 from topology.routes import Policy, Router
 
 BOUND, FLOW = "busiest link", "flow"
+COMPILE_PAYS = 1024
+"""Flows below which NumPy is done before a compiled solver is ready (about 2 s on two cores)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ def simulate_case(case: ExchangeCase, policy: Policy = "spray", *, seed: int = 0
         seed=seed,
         start_ps=0 if case.start_ps is None else case.start_ps[transfers.src],
     )
-    return simulate(problem, mode="exact")
+    return simulate(problem, engine="auto" if len(transfers) >= COMPILE_PAYS else "numpy")
 
 
 def compare(ours: Mapping[str, int], imported: Sequence[Imported]) -> list[Row]:

@@ -77,7 +77,7 @@ def hot(rng, topology, num_ranks):
 
 CASES = {
     "star of 8": (random_case, leaf_spine(8, leaves=1, spines=1), 8),
-    "ubl128 of 32, hot rank": (hot, ubl128(32), 32),
+    "ubl128 of 16, hot rank": (hot, ubl128(16), 16),
     "leaf-spine of 16": (random_case, leaf_spine(16, leaves=4, spines=4), 16),
     "leaf-spine of 32, hot rank": (hot, leaf_spine(32, leaves=4, spines=8), 32),
     "oversubscribed 8:1": (random_case, leaf_spine(32, leaves=2, spines=2), 24),
