@@ -39,6 +39,9 @@ TRAFFIC_COLUMNS = (
     "dependOnPhases",
 )  # fmt: skip
 
+# Columns of results that repeat the traffic, under the names of newer and older versions.
+_SAME_AS_TRAFFIC = (("sourceNode", "sourceNodeId"), ("destNode", "destNodeId"), ("dataSize(Byte)",))
+
 _ATTRIBUTES = """\
 default ns3::UbApp::EnableMultiPath "{spray}"
 default ns3::UbTransportChannel::UsePacketSpray "{spray}"
@@ -182,33 +185,24 @@ def read_task_statistics(
         end, ends before it starts or has no row.
     """
     transfers = case.transfers()
-    tasks = list(zip(*(a.tolist() for a in (transfers.src, transfers.dst, transfers.num_bytes)), strict=True))
+    columns = (case.npus[transfers.src], case.npus[transfers.dst], transfers.num_bytes)
+    tasks = list(zip(*(column.tolist() for column in columns), strict=True))
     found: dict[tuple[int, int], int] = {}
     rounding_ps = 0
-    for line, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
-        reader = _Row(f"{file}, line {line}", row)
-        task = reader.integer("taskId")
+    for line, values in enumerate(csv.DictReader(io.StringIO(text)), 2):
+        row = _Row(f"{file}, line {line}", values)
+        task = row.integer("taskId")
         if not 0 <= task < len(tasks):
-            raise InputError(
-                f"{reader.where}, taskId", task, f"must be below {len(tasks)}, as in traffic.csv"
-            )
-        src, dst, num_bytes = tasks[task]
-        for names, value in (
-            (("sourceNode", "sourceNodeId"), int(case.npus[src])),
-            (("destNode", "destNodeId"), int(case.npus[dst])),
-            (("dataSize(Byte)",), num_bytes),
-        ):
-            if reader.integer(*names) != value:
+            raise InputError(f"{row.where}, taskId", task, f"must be below {len(tasks)}, as in traffic.csv")
+        for names, value in zip(_SAME_AS_TRAFFIC, tasks[task], strict=True):
+            if row.integer(*names) != value:
                 rule = f"must be {value}, as task {task} of {case.name}"
-                raise InputError(f"{reader.where}, {names[0]}", reader.integer(*names), rule)
-        if (src, dst) in found:
-            raise InputError(f"{reader.where}, taskId", task, "has a row before")
-        start, _ = reader.picoseconds("taskStartTime(us)")
-        end, error = reader.picoseconds("taskCompletesTime(us)")
-        if end <= start:
-            rule = f"must be after the start, {start} ps"
-            raise InputError(f"{reader.where}, taskCompletesTime(us)", f"{end} ps", rule)
-        found[src, dst], rounding_ps = end, max(rounding_ps, error)
+                raise InputError(f"{row.where}, {names[0]}", row.integer(*names), rule)
+        pair = int(transfers.src[task]), int(transfers.dst[task])
+        if pair in found:
+            raise InputError(f"{row.where}, taskId", task, "has a row before")
+        found[pair], error = row.end_ps()
+        rounding_ps = max(rounding_ps, error)
     finish_ps = finish_times(case, file, found)
     return Imported(simulator="ns-3-UB", transport=transport, finish_ps=finish_ps, rounding_ps=rounding_ps)
 
@@ -245,3 +239,12 @@ class _Row:
         if found is None:
             raise InputError(f"{self.where}, {name}", self.text(name), "must be microseconds")
         return found
+
+    def end_ps(self) -> tuple[int, int]:
+        """Read when the task ended, and the rounding of that."""
+        start, _ = self.picoseconds("taskStartTime(us)")
+        end, rounding_ps = self.picoseconds("taskCompletesTime(us)")
+        if end <= start:
+            rule = f"must be after the start, {start} ps"
+            raise InputError(f"{self.where}, taskCompletesTime(us)", f"{end} ps", rule)
+        return end, rounding_ps

@@ -68,30 +68,38 @@ def simgrid_files(case: ExchangeCase, policy: Policy = "spray", *, seed: int = 0
     transfers = case.transfers()
     router = Router(case.topology, case.npus)
     routes = router.find(case.npus[transfers.src], case.npus[transfers.dst], policy, seed=seed)
-    route_links: list[list[str]] = [[] for _ in range(len(transfers))]
+    ends = zip(transfers.src.tolist(), transfers.dst.tolist(), strict=True)
+    names = [(f"rank{src}", f"rank{dst}") for src, dst in ends]
+    sizes = transfers.num_bytes.tolist()
+    flows = [f"{src} {dst} {size}" for (src, dst), size in zip(names, sizes, strict=True)]
+    platform = _platform(case, constraints(case, routes), names)
+    return {PLATFORM_FILE: "\n".join(platform) + "\n", FLOWS_FILE: "\n".join(flows) + "\n"}
+
+
+def _platform(
+    case: ExchangeCase, capacities: Sequence[Constraint], names: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Return the lines of the platform: hosts, links, and the route of each transfer."""
+    used: list[list[str]] = [[] for _ in names]
     links = []
-    for number, constraint in enumerate(constraints(case, routes)):
+    for number, constraint in enumerate(capacities):
         links.append(f'<link id="l{number}" bandwidth="{constraint.bandwidth_bytes_per_s}Bps" latency="0s"/>')
         for flow, repeat in zip(constraint.flows, constraint.repeats, strict=True):
-            route_links[flow].append(f'<link_ctn id="l{number}"/>' * repeat)
-    pairs = list(zip(transfers.src.tolist(), transfers.dst.tolist(), strict=True))
-    rows = [
-        f'<route src="rank{src}" dst="rank{dst}" symmetrical="NO">{"".join(used)}</route>'
-        for (src, dst), used in zip(pairs, route_links, strict=True)
-    ]
-    hosts = [f'<host id="rank{rank}" speed="1f"/>' for rank in range(case.num_ranks)]
-    platform = [
+            used[flow].append(f'<link_ctn id="l{number}"/>' * repeat)
+    return [
         "<?xml version='1.0'?>",
         '<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">',
         '<platform version="4.1">',
         f'<zone id="{case.name}" routing="Full">',
-        *(hosts + links + rows),
+        *(f'<host id="rank{rank}" speed="1f"/>' for rank in range(case.num_ranks)),
+        *links,
+        *(
+            f'<route src="{src}" dst="{dst}" symmetrical="NO">{"".join(route)}</route>'
+            for (src, dst), route in zip(names, used, strict=True)
+        ),
         "</zone>",
         "</platform>",
     ]
-    sizes = transfers.num_bytes.tolist()
-    flows = [f"rank{src} rank{dst} {size}" for (src, dst), size in zip(pairs, sizes, strict=True)]
-    return {PLATFORM_FILE: "\n".join(platform) + "\n", FLOWS_FILE: "\n".join(flows) + "\n"}
 
 
 def constraints(case: ExchangeCase, routes: Routes) -> list[Constraint]:
