@@ -144,8 +144,10 @@ def _imported(
     if results is None:
         raise InputError("results", "not given", f"must name what {record.simulator} printed")
     if record.simulator == "htsim":
-        from epsim.exchange.htsim import read_log
+        from epsim.exchange.htsim import check_connection_matrix, read_log
 
+        matrix = folder / f"{case.name}.cm"
+        check_connection_matrix(case, read_text(matrix), file=matrix.name)
         return [read_log(case, read_text(results), file=results.name, transport=transport)]
     from epsim.exchange.simgrid import read_simgrid
 

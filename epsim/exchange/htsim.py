@@ -18,6 +18,8 @@ from topology.graph import Topology
 
 PS_PER_US, PS_PER_NS = 10**6, 10**3
 MAX_FLOW_BYTES = 2**31 - 1
+MAX_HOSTS = 2**13
+"""A matrix of all pairs is then half a GiB."""
 MAX_PACKET_BYTES = 2**16 - 1
 """An IP packet is not longer, so a log that counts whole packets exceeds a flow by less than one."""
 
@@ -96,6 +98,8 @@ def read_connection_matrix(text: str, *, file: str = "connection matrix") -> Int
             raise InputError(f"{file}, line {place}", line, "must be: src->dst id n start t size bytes")
         rows.append((int(match[1]), int(match[2]), int(match[6])))
     num_hosts = counts.get("Nodes", 0)
+    if num_hosts > MAX_HOSTS:
+        raise InputError(f"{file}, Nodes", num_hosts, f"must be at most {MAX_HOSTS:,}")
     if counts.get("Connections") != len(rows):
         raise InputError(
             f"{file}, Connections", counts.get("Connections"), f"must be the {len(rows)} that follow"
@@ -106,6 +110,25 @@ def read_connection_matrix(text: str, *, file: str = "connection matrix") -> Int
             raise InputError(f"{file}, host", max(src, dst), f"must be below Nodes = {num_hosts}")
         matrix[src, dst] += num_bytes
     return matrix
+
+
+def check_connection_matrix(case: ExchangeCase, text: str, *, file: str = "connection matrix") -> None:
+    """Refuse a connection matrix that is not that of a case.
+
+    Raises:
+      InputError: the matrix is damaged, or a pair of hosts has other bytes.
+    """
+    matrix = read_connection_matrix(text, file=file)
+    expected = np.zeros((case.topology.num_npus, case.topology.num_npus), np.int64)
+    transfers = case.transfers()
+    expected[case.npus[transfers.src], case.npus[transfers.dst]] = transfers.num_bytes
+    if matrix.shape != expected.shape:
+        raise InputError(f"{file}, Nodes", len(matrix), f"must be the {len(expected)} cards of {case.name}")
+    wrong = np.argwhere(matrix != expected)
+    if len(wrong):
+        src, dst = wrong[0].tolist()
+        rule = f"must be {expected[src, dst]} as in {case.name}"
+        raise InputError(f"{file}, bytes {src}->{dst}", int(matrix[src, dst]), rule)
 
 
 def topology_text(topology: Topology) -> str:
