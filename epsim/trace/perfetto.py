@@ -1,9 +1,11 @@
 """Timelines as Chrome/Perfetto JSON, written and read; https://ui.perfetto.dev opens the file.
 
 Format: "Trace Event Format" of the Chromium project. A group is a process, a track a thread, a span a
-complete event. Times are decimal microseconds with all six digits, so reading back is exact; Perfetto itself
-shows nanoseconds. Where spans of one track overlap without nesting, which a thread cannot, the track gets
-further threads of the same name; reading puts them back together.
+complete event. Perfetto rounds what is finer than a nanosecond, start and length each for itself; neighbours
+may then overlap, and are misplaced. So start and end are cut to whole nanoseconds here, which keeps order and
+nesting, and the exact picoseconds stand in the arguments: reading back is exact. Where spans of one track
+overlap without nesting, which a thread cannot, the track gets further threads of the same name; reading puts
+them back together.
 """
 
 import json
@@ -20,11 +22,10 @@ import numpy.typing as npt
 
 from epsim.errors import InputError
 from epsim.files import write_atomically
-from epsim.trace.reading import UNITS_PS, from_zero, parse_json, read_file, time_ps
+from epsim.trace.reading import UNITS_PS, from_zero, parse_json, read_file, time_ps, whole
 from epsim.trace.trace import NO_PEER, LinkLoad, Trace, TraceBuilder
 
 FORMAT = "epsim trace 1"
-_PS_PER_US = 1_000_000
 _PS_PER_NS = 1000
 
 
@@ -55,9 +56,9 @@ def _text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _us(time_ps: int) -> str:
-    """Decimal microseconds, exact."""
-    return f"{time_ps // _PS_PER_US}.{time_ps % _PS_PER_US:06d}"
+def _us(time_ns: int) -> str:
+    """Microseconds with all digits."""
+    return f"{time_ns // 1000}.{time_ns % 1000:03d}"
 
 
 def _events(trace: Trace) -> Iterator[str]:
@@ -80,9 +81,12 @@ def _events(trace: Trace) -> Iterator[str]:
         told = f'"bytes":{size}' if size else ""
         if peer != NO_PEER:
             told += f'{"," if told else ""}"peer":{peer}'
+        if start % _PS_PER_NS or end % _PS_PER_NS:
+            told += f'{"," if told else ""}"start_ps":{start},"end_ps":{end}'
+        ts = start // _PS_PER_NS
+        dur = end // _PS_PER_NS - ts
         yield (
-            f'{{"ph":"X","name":{names[name]},{places[lane]},"ts":{_us(start)},"dur":{_us(end - start)},'
-            f'"args":{{{told}}}}}'
+            f'{{"ph":"X","name":{names[name]},{places[lane]},"ts":{_us(ts)},"dur":{_us(dur)},"args":{{{told}}}}}'
         )
     if trace.links is not None:
         yield from _counters(trace.links, len(trace.groups))
@@ -100,19 +104,16 @@ def _counters(links: LinkLoad, order: int) -> Iterator[str]:
     for label, row in zip(links.labels, links.utilisation.tolist(), strict=True):
         for time, value in zip(links.edges_ps.tolist(), [*row, 0.0], strict=True):
             told = f'"args":{{"%":{_text(100 * value)}}}'
-            yield f'{{"ph":"C","name":{_text(label)},{place},"ts":{_us(time)},{told}}}'
+            yield f'{{"ph":"C","name":{_text(label)},{place},"ts":{_us(time // _PS_PER_NS)},{told}}}'
 
 
 def _lanes(trace: Trace) -> tuple[npt.NDArray[np.intp], list[int], list[int]]:
     """Place spans in lanes: those of one lane are of one track, and nest or follow each other.
 
-    Perfetto rounds start and length down to whole nanoseconds, so what nests is decided after that.
-
     Returns:
       [S] spans by track and start, an outer one before those in it; their lanes; [lanes] track of each lane.
     """
-    start = trace.start_ps // _PS_PER_NS
-    end = start + (trace.end_ps - trace.start_ps) // _PS_PER_NS
+    start, end = trace.start_ps, trace.end_ps
     order = np.lexsort((-end, start, trace.track))
     cuts = np.searchsorted(trace.track[order], np.arange(len(trace.track_names) + 1))
     lanes: list[int] = []
@@ -173,12 +174,12 @@ def parse_perfetto(data: bytes, name: str) -> Trace:
     other = document.get("otherData") if isinstance(document, dict) else None
     other = other if isinstance(other, dict) else {}
     is_ours = other.get("format") == FORMAT
-    found = _Found(name=name)
+    found = _Found(name=name, is_ours=is_ours)
     for number, event in enumerate(events):
         found.take(number, event)
     found.pair_up()
     builder = TraceBuilder()
-    found.fill(builder, is_ours=is_ours)
+    found.fill(builder)
     if not is_ours:
         return builder.build(title=name, meta=_texts(other) | found.told())
     links = document.get("epsimLinks") if isinstance(document, dict) else None
@@ -221,6 +222,7 @@ class _Found:
 
     Args:
       name: of the file.
+      is_ours: whether epsim wrote it.
       processes: names by pid.
       threads: names by (pid, tid).
       spans: place, name, start and end in ps on the file's clock, bytes, peer.
@@ -229,6 +231,7 @@ class _Found:
     """
 
     name: str
+    is_ours: bool
     processes: dict[int | str, str] = field(default_factory=dict)
     threads: dict[_Place, str] = field(default_factory=dict)
     spans: list[tuple[_Place, str, int, int, int, int]] = field(default_factory=list)
@@ -252,8 +255,10 @@ class _Found:
         start = time_ps(f"{where}, ts", event.get("ts"), UNITS_PS["us"])
         text = str(event.get("name", ""))
         if kind == "X":
-            length = time_ps(f"{where}, dur", event.get("dur"), UNITS_PS["us"])
-            self.spans.append((place, text, start, start + length, *_told(arguments)))
+            end = start + time_ps(f"{where}, dur", event.get("dur"), UNITS_PS["us"])
+            if self.is_ours and isinstance(arguments, dict) and "start_ps" in arguments:
+                start, end = _exact(where, arguments, start, end)
+            self.spans.append((place, text, start, end, *_told(arguments)))
         else:
             self.halves.setdefault(place, []).append((start, kind == "B", text, arguments))
 
@@ -289,9 +294,9 @@ class _Found:
         zero = f"the earliest start, {Decimal(self.zero_ps()).scaleb(-6):f} us on the file's clock"
         return {"read from": self.name, "zero": zero} | ({"left out": lost} if lost else {})
 
-    def fill(self, builder: TraceBuilder, *, is_ours: bool) -> None:
+    def fill(self, builder: TraceBuilder) -> None:
         """Add tracks and spans to a builder."""
-        zero = 0 if is_ours else self.zero_ps()
+        zero = 0 if self.is_ours else self.zero_ps()
         groups = _distinct({place[0] for place in [*self.threads, *self._places()]}, self.processes, "pid")
         by_process: dict[int | str, set[int | str]] = {}
         for pid, tid in [*self.threads, *self._places()]:
@@ -300,7 +305,7 @@ class _Found:
         for pid, tids in by_process.items():
             named = {tid: self.threads[pid, tid] for tid in tids if (pid, tid) in self.threads}
             # Several threads of one name are one track in our files, and different ones in those of others.
-            texts = named if is_ours else _distinct(tids, named, "tid")
+            texts = named if self.is_ours else _distinct(tids, named, "tid")
             for tid in tids:
                 tracks[pid, tid] = builder.track(groups[pid], texts.get(tid, f"tid {tid}"))
         for place, text, start, end, size, peer in self.spans:
@@ -330,6 +335,20 @@ def _number(where: str, event: dict[str, Any], key: str) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InputError(f"{where}, {key}", value, "must be a whole number or a text")
     return value
+
+
+def _exact(where: str, arguments: dict[str, Any], start: int, end: int) -> tuple[int, int]:
+    """Return start and end in ps from the arguments, which must agree with those of the event."""
+    exact = []
+    for key, cut in (("start_ps", start), ("end_ps", end)):
+        exact.append(whole(f"{where}, {key}", arguments.get(key), 0))
+        if exact[-1] // _PS_PER_NS * _PS_PER_NS != cut:
+            raise InputError(
+                f"{where}, {key}",
+                exact[-1],
+                f"must be the event's own time, {cut} ps, or less than 1 ns more",
+            )
+    return exact[0], exact[1]
 
 
 def _told(*arguments: object) -> tuple[int, int]:

@@ -39,7 +39,7 @@ def test_a_spoiled_export_is_found(spoil):
     if spoil == "lost":
         document["traceEvents"].remove(spans[3])
     elif spoil == "shorter by 1 ps":
-        spans[3]["dur"] -= Decimal("0.000001")
+        spans[0]["args"]["end_ps"] -= 1
     elif spoil == "other peer":
         spans[3]["args"]["peer"] = 5
     else:
@@ -58,23 +58,42 @@ def test_processes_are_ranks_and_threads_resources_in_order():
 def test_a_complete_event_has_microseconds_and_arguments():
     wire = next(event for event in events_of(small_trace(), "X") if event["name"] == "wire")
     assert (wire["ts"], wire["dur"], wire["args"]) == (1.0, 1.5, {"bytes": 7168, "peer": 1})
-    assert '"ts":0.600001,"dur":0.399999,' in perfetto_json(small_trace())
+    # 600.001 to 1000 ns
+    assert '"ts":0.600,"dur":0.400,"args":{"start_ps":600001,"end_ps":1000000}}' in perfetto_json(
+        small_trace()
+    )
     assert json.loads(perfetto_json(small_trace()))["displayTimeUnit"] == "ns"
 
 
-@given(span_rows())
-def test_spans_of_a_thread_nest_or_follow_in_whole_nanoseconds(rows):
-    """What Perfetto sees after rounding down; an outer span stands before those in it."""
-    stacks = {}
-    for event in json.loads(perfetto_json(trace_of(rows)), parse_float=Decimal)["traceEvents"]:
+def misplaced(text):
+    """Return events that neither nest in nor follow those before them on their thread; times are whole ns."""
+    stacks, found = {}, []
+    for event in json.loads(text, parse_float=Decimal)["traceEvents"]:
         if event["ph"] == "X":
-            start = int(event["ts"] * 1000)
-            end = start + int(event["dur"] * 1000)
+            start, length = event["ts"] * 1000, event["dur"] * 1000
+            assert start == int(start)
+            assert length == int(length)
             stack = stacks.setdefault(event["tid"], [])
             while stack and stack[-1] <= start:
                 stack.pop()
-            assert not stack or end <= stack[-1]
-            stack.append(end)
+            if stack and start + length > stack[-1]:
+                found.append(event)
+            stack.append(start + length)
+    return found
+
+
+@given(span_rows())
+def test_spans_of_a_thread_nest_or_follow(rows):
+    """Perfetto misplaces those that do not; an outer span stands before those in it."""
+    assert misplaced(perfetto_json(trace_of(rows))) == []
+
+
+def test_spans_that_would_be_misplaced_are_found():
+    """Both wires of a rank on one thread."""
+    text = perfetto_json(small_trace())
+    tids = [event["tid"] for event in events_of(small_trace(), "X") if event["name"] == "wire"]
+    assert len(set(tids)) == 4
+    assert len(misplaced(text.replace(f'"tid":{tids[1]},', f'"tid":{tids[0]},'))) == 1
 
 
 def test_counters_show_utilisation_in_percent():
@@ -124,6 +143,9 @@ def test_processes_of_one_name_stay_apart():
     )
 
 
+OURS = '{"otherData":{"format":"epsim trace 1"},'
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -137,7 +159,11 @@ def test_processes_of_one_name_stay_apart():
         ('[{"ph":"X","ts":0,"dur":-1}]', "end_ps is -1000000: must not lie before"),
         ('[{"ph":"X","ts":0,"dur":1},{"ph":"X","ts":1e15,"dur":1}]', "within 106 days"),
         ('[{"ph":"X","ts":0,"dur":1,"pid":[1]}]', "event 0, pid is .*: must be a whole number or a text"),
-        ('{"otherData":{"format":"epsim trace 1"},"epsimLinks":{},"traceEvents":[]}', "arrays of a LinkLoad"),
+        (
+            OURS + '"traceEvents":[{"ph":"X","ts":0.002,"dur":1,"args":{"start_ps":1}}]}',
+            "start_ps is 1: must be",
+        ),
+        (OURS + '"epsimLinks":{},"traceEvents":[]}', "arrays of a LinkLoad"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(text, match):
