@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from epsim.errors import InputError
     from epsim.predict import predict
     from epsim.prediction import Prediction, Predictions
+    from epsim.simulate import simulate
+    from epsim.simulation import Simulation
     from epsim.systems import load_system
     from reference.config import EPConfig, ExpertMap
     from reference.errors import ConfigError
@@ -29,6 +31,7 @@ _HOME = {
     "InputError": "epsim.errors",
     "Prediction": "epsim.prediction",
     "Predictions": "epsim.prediction",
+    "Simulation": "epsim.simulation",
     "TopK": "reference.topk",
     "Topology": "topology",
     "TopologyError": "topology",
@@ -36,6 +39,7 @@ _HOME = {
     "load_system": "epsim.systems",
     "predict": "epsim.predict",
     "read_routing": "reference.files",
+    "simulate": "epsim.simulate",
     "write_routing": "reference.files",
 }
 
@@ -46,6 +50,7 @@ __all__ = [
     "InputError",
     "Prediction",
     "Predictions",
+    "Simulation",
     "TopK",
     "Topology",
     "TopologyError",
@@ -54,6 +59,7 @@ __all__ = [
     "load_system",
     "predict",
     "read_routing",
+    "simulate",
     "write_routing",
 ]
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from epsim.closedform import SCALEOUT_FORM
+from epsim.closedform import SCALEOUT_FORM, Operation
 from epsim.errors import InputError
 from epsim.network import payload_share
 from epsim.platform import Platform
@@ -90,6 +90,11 @@ def make_machine(
         card_speed=np.ones(num_ranks),
         start_ps=np.zeros(num_ranks, np.int64),
     )
+
+
+def slope_of(operation: Operation) -> SoftwareSlope:
+    """Return whose fan-out loss an operation has."""
+    return "combine" if operation == "combine" else "dispatch"
 
 
 def fanout_loss(platform: Platform, num_ranks: int, slope: SoftwareSlope) -> float:

@@ -64,7 +64,7 @@ def predictions_text(items: Sequence[Prediction], published: PublishedRanges | N
     """
     if not items:
         return "no predictions"
-    parts = [_header(items), _render(_bandwidths(items, published)), _render(_times(items))]
+    parts = [_header(items), render_table(_bandwidths(items, published)), render_table(_times(items))]
     return "\n".join([*parts, *_notes(items, published)])
 
 
@@ -214,7 +214,7 @@ def _notes(items: Sequence[Prediction], published: PublishedRanges | None) -> li
     return list(dict.fromkeys(lines))
 
 
-def _render(table: "Table", width: int = 240) -> str:
+def render_table(table: "Table", width: int = 240) -> str:
     """Render without colour codes, so that text in files and pipes is plain.
 
     A table takes only the width that it needs; the limit is for columns that wrap.
@@ -238,4 +238,4 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
     table.add_column(columns[-1], overflow="fold")
     for row in rows:
         table.add_row(*row)
-    return _render(table, width)
+    return render_table(table, width)

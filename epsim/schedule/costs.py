@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import log2
 from types import MappingProxyType
 from typing import Final
 
+from epsim.profile import Software
 from topology.source import Source
 
 US: Final = 1_000_000
@@ -71,3 +73,11 @@ class StepCosts:
 
 
 assert set(SOURCES) == {spec.name for spec in fields(StepCosts)}
+
+
+def barrier_ps(software: Software, num_ranks: int) -> int:
+    """Return what a barrier takes after its last rank has come; nothing for a rank alone."""
+    if num_ranks == 1:
+        return 0
+    seconds = software.barrier_time.value + software.barrier_time_per_doubling.value * log2(num_ranks / 8)
+    return max(0, round(seconds * 1e12))

@@ -146,6 +146,7 @@ class Card:
         self.num_chunks = 0
         self.costs = costs
         self.contexts: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self.num_context_misses = 0
         self.trace = trace
         self.tracks = None if trace is None else _tracks(trace, rank)
         clock.report_with(self._blocked)
@@ -262,6 +263,7 @@ class Card:
             if key in self.contexts:
                 self.contexts.move_to_end(key)
             else:
+                self.num_context_misses += 1
                 extra += costs.context_miss_ps
                 self.contexts[key] = None
                 if len(self.contexts) > costs.context_slots:

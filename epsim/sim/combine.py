@@ -31,6 +31,8 @@ class CombinePlan:
       costs: times of steps.
       post_ps: one lane posts one descriptor.
       post_lanes: lanes of an AIV that post at once.
+      walks_by_home: finish one home rank before the next, all AIVs in the same order, as dispatch does (for
+        experiments; the kernel goes round).
     """
 
     work: Work
@@ -40,6 +42,7 @@ class CombinePlan:
     costs: StepCosts
     post_ps: int
     post_lanes: int
+    walks_by_home: bool = False
 
 
 class Task(NamedTuple):
@@ -75,17 +78,18 @@ def tasks_of(plan: CombinePlan, rank: int, worker: int) -> Iterator[Task]:
     size, num_aivs = work.num_ranks, work.num_aivs
     first = worker * cut.aivs_per_worker
     full = TASK_TOKENS * cut.aivs_per_worker
-    homes = [(rank + first + 1 + step) % size for step in range(size)]
+    shift = 0 if plan.walks_by_home else first
+    homes = [(rank + shift + 1 + step) % size for step in range(size)]
     shares = _shares(work.rows[:, rank], first, cut.aivs_per_worker, num_aivs)
     queues = []
     for home in homes:
         rows = int(shares[home])
         queues.append([full] * (rows // full) + ([rows % full] if rows % full else []))
     memory = [_Memory(plan, rank, home) for home in homes]
-    for turn in range(max(map(len, queues), default=0)):
-        for home, queue, bill in zip(homes, queues, memory, strict=True):
-            if turn < len(queue):
-                yield Task(home, queue[turn], bill.take(queue[turn]))
+    turns = [(turn, i) for i, queue in enumerate(queues) for turn in range(len(queue))]
+    for turn, i in turns if plan.walks_by_home else sorted(turns):
+        rows = queues[i][turn]
+        yield Task(homes[i], rows, memory[i].take(rows))
 
 
 def _shares(rows: Int64, first: int, num_of: int, num_aivs: int) -> Int64:
@@ -141,12 +145,11 @@ def _worker(stage: Stage, plan: CombinePlan, rank: int, worker: int) -> Process:
         ready += _cut(stage, plan, rank, task)
         num_remote += 1
         if num_remote % TASKS_PER_DOORBELL == 0:
-            card.ring(jetty, ready)
+            stage.ring(rank, jetty, ready)
             ready = []
     yield clock.wait(plan.costs.doorbell_ps)
     stage.span(track, "tasks", begin, clock.now_ps)
-    stage.rung(rank)
-    card.ring(jetty, ready)
+    stage.ring(rank, jetty, ready)
     begin = clock.now_ps
     yield card.drain(jetty)
     stage.span(track, "drain", begin, clock.now_ps)

@@ -118,8 +118,7 @@ def _worker(stage: Stage, plan: DispatchPlan, published: _Published, rank: int, 
         del stage.clock.waits[f"AIV {first} of rank {rank}"]
         stage.span(track, "counts of all ranks", wait, clock.now_ps)
     yield clock.wait(costs.doorbell_ps)
-    stage.rung(rank)
-    stage.cards[rank].ring(jetty, chunks)
+    stage.ring(rank, jetty, chunks)
     begin = clock.now_ps
     yield stage.cards[rank].drain(jetty)
     stage.span(track, "drain", begin, clock.now_ps)
@@ -130,7 +129,7 @@ def _ring_early(stage: Stage, rank: int, jetty: Jetty, chunks: list[Chunk], post
     step = post_ps // max(1, len(chunks))
     for chunk in chunks:
         yield stage.clock.wait(step)
-        stage.cards[rank].ring(jetty, [chunk])
+        stage.ring(rank, jetty, [chunk])
 
 
 def _prepare_ps(plan: DispatchPlan, rank: int) -> int:

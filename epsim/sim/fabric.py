@@ -6,7 +6,7 @@ latency after the last byte has left that buffer. Virtual cut-through: a piece m
 tail has come in, and never ends there before its tail arrives.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -66,15 +66,20 @@ class Fabric:
     Args:
       clock: the time.
       delivered: called with each piece when its last byte is at the end of its path.
+      is_fifo: a switch has one queue per input, and its head holds back all behind it; else one queue per
+        output, and an input is held back only when its buffer is full.
     """
 
-    def __init__(self, clock: Clock, delivered: Callable[[Piece], None]) -> None:
+    def __init__(self, clock: Clock, delivered: Callable[[Piece], None], *, is_fifo: bool = False) -> None:
         """Start with no ports."""
+        self.is_fifo = is_fifo
+        self.inputs: dict[int, deque[Piece]] = defaultdict(deque)
         self.clock = clock
         self.delivered = delivered
         self.ports: list[Port] = []
         self.freed: dict[int, Callable[[], None]] = {}
         self.drains = True
+        self.sent: list[tuple[Port, int, int, int]] | None = None
         clock.report_with(self._blocked)
 
     def add(self, port: Port) -> Port:
@@ -110,6 +115,9 @@ class Fabric:
             port.credit -= piece.num_bytes
         port.num_bytes += piece.num_bytes
         piece.tail_ps = tail_ps
+        if self.sent is not None:
+            begin = tail_ps - port.latency_ps - int(piece.num_bytes * port.ps_per_byte)
+            self.sent.append((port, max(0, begin), tail_ps - port.latency_ps, piece.num_bytes))
         self.clock.after(max(0, head_ps - self.clock.now_ps), self._arrived, piece)
 
     def _pump(self, port: Port) -> None:
@@ -137,8 +145,12 @@ class Fabric:
         port.busy_ps += end - now
         port.num_bytes += size
         port.free_ps = end
+        if self.sent is not None:
+            self.sent.append((port, now, end, size))
         if piece.hop:
             before = piece.path[piece.hop - 1]
+            if self.is_fifo:
+                self._next_of_input(before)
             if before.credit is not None:
                 self.clock.after(end - now + before.latency_ps, self._returned, (before, size))
         piece.tail_ps = end + port.latency_ps
@@ -146,6 +158,20 @@ class Fabric:
         # A switch may pass the head on at once; a card has a piece only when it has all of it.
         delay = end - now + port.latency_ps if is_last else port.latency_ps
         self.clock.after(delay, self._arrived, piece)
+
+    def _next_of_input(self, before: Port) -> None:
+        """Let the next piece of an input queue try its output, now that the head has gone."""
+        waiting = self.inputs[id(before)]
+        waiting.popleft()
+        if waiting:
+            # In an event of its own: the port that called may be in the middle of its queue.
+            self.clock.after(0, self._offered, waiting[0])
+
+    def _offered(self, event: simpy.Event) -> None:
+        piece: Piece = event._value
+        port = piece.path[piece.hop]
+        port.queue.append(piece)
+        self._pump(port)
 
     def _woken(self, event: simpy.Event) -> None:
         port: Port = event._value
@@ -169,6 +195,11 @@ class Fabric:
         piece: Piece = event._value
         piece.hop += 1
         if piece.hop < len(piece.path):
+            if self.is_fifo:
+                waiting = self.inputs[id(piece.path[piece.hop - 1])]
+                waiting.append(piece)
+                if len(waiting) > 1:
+                    return
             port = piece.path[piece.hop]
             port.queue.append(piece)
             self._pump(port)

@@ -1,7 +1,6 @@
 """One operation, from launch to exit barrier, as discrete events."""
 
 from dataclasses import dataclass, field
-from math import log2
 from typing import Literal
 
 import numpy as np
@@ -10,15 +9,16 @@ import numpy.typing as npt
 from epsim.closedform import Operation, OperationBytes
 from epsim.machine import Machine
 from epsim.profile import Software
-from epsim.schedule.costs import TASK_TOKENS, StepCosts
+from epsim.schedule.costs import TASK_TOKENS, StepCosts, barrier_ps
 from epsim.schedule.grain import Cut, Grain
 from epsim.schedule.work import Work
 from epsim.sim import combine, dispatch
 from epsim.sim.card import EngineCosts
 from epsim.sim.clock import Process
+from epsim.sim.heat import link_load
 from epsim.sim.meeting import Meeting
-from epsim.sim.stage import DEFAULT_CREDIT_BYTES, DEFAULT_WINDOW_PACKETS, Stage
-from epsim.trace.trace import LinkLoad, Trace, TraceBuilder
+from epsim.sim.stage import CHUNKS_OF_ROOM, DEFAULT_CREDIT_BYTES, DEFAULT_WINDOW_PACKETS, Stage
+from epsim.trace.trace import Trace, TraceBuilder
 from topology import Policy
 
 Barrier = Literal["exit", "epilogue"]
@@ -41,6 +41,9 @@ class EventOptions:
       overlaps: memory and wire at the same time.
       rotates_by_aiv: see `dispatch.DispatchPlan`.
       rings_early: see `dispatch.DispatchPlan`.
+      walks_by_home: see `combine.CombinePlan`.
+      fifo_inputs: see `fabric.Fabric`.
+      chunks_of_room: see `stage.CHUNKS_OF_ROOM`.
       with_trace: keep spans.
     """
 
@@ -55,6 +58,9 @@ class EventOptions:
     overlaps: bool = False
     rotates_by_aiv: bool = False
     rings_early: bool = False
+    walks_by_home: bool = False
+    fifo_inputs: bool = False
+    chunks_of_room: int = CHUNKS_OF_ROOM
     with_trace: bool = False
 
 
@@ -64,10 +70,12 @@ class EventRun:
 
     Args:
       time_ps: from the first launch to the end of the exit barrier.
-      doorbell_ps: [R] int64, the last doorbell of each rank: the end of what needs a core.
+      first_ring_ps: [R] int64, the first doorbell of each rank.
+      last_ring_ps: [R] int64, its last one: the end of what needs a core.
       arrival_ps: [R] int64, when each rank's last byte came in.
       received_bytes: [R] int64, from other ranks.
       drained_ps: [R] int64, when each rank's last completion was in.
+      num_context_misses: [R] int64, see `card.EngineCosts`.
       num_chunks: that the engines served.
       num_events: that the clock saw.
       cut: the grain as used.
@@ -81,10 +89,12 @@ class EventRun:
     """
 
     time_ps: int
-    doorbell_ps: npt.NDArray[np.int64]
+    first_ring_ps: npt.NDArray[np.int64]
+    last_ring_ps: npt.NDArray[np.int64]
     arrival_ps: npt.NDArray[np.int64]
     received_bytes: npt.NDArray[np.int64]
     drained_ps: npt.NDArray[np.int64]
+    num_context_misses: npt.NDArray[np.int64]
     num_chunks: int
     num_events: int
     cut: Cut
@@ -135,16 +145,18 @@ def run_operation(
         window_bytes=options.window_packets * packet_bytes, overlaps=options.overlaps,
         packet_bytes=packet_bytes, is_packets=cut.is_packets, chunk_bytes=_chunk_bytes(operation, cut, row),
         ack_ps=options.costs.ack_ps,
-        costs=options.engine, trace=trace,
+        costs=options.engine, is_fifo=options.fifo_inputs, chunks_of_room=options.chunks_of_room, trace=trace,
     )  # fmt: skip
     main = _Operation(stage, software, operation, work, row, cut, options)
     end = main.run()
     return EventRun(
         time_ps=end,
-        doorbell_ps=np.array(stage.rung_ps, np.int64),
+        first_ring_ps=np.array(stage.first_ring_ps, np.int64),
+        last_ring_ps=np.array(stage.last_ring_ps, np.int64),
         arrival_ps=np.array(stage.last_ps, np.int64),
         received_bytes=np.array(stage.received, np.int64),
         drained_ps=np.array(main.drained_ps, np.int64),
+        num_context_misses=np.array([card.num_context_misses for card in stage.cards], np.int64),
         num_chunks=sum(card.num_chunks for card in stage.cards),
         num_events=stage.clock.num_events,
         cut=cut,
@@ -162,14 +174,6 @@ def _chunk_bytes(operation: Operation, cut: Cut, row: OperationBytes) -> int:
     """Return the largest chunk of a cut."""
     rows = 1 if operation == "combine" else dispatch.RECORDS_PER_SQE
     return cut.num_sqes * rows * row.wire
-
-
-def barrier_ps(software: Software, num_ranks: int) -> int:
-    """Return what a barrier takes after its last rank has come; nothing for a rank alone."""
-    if num_ranks == 1:
-        return 0
-    seconds = software.barrier_time.value + software.barrier_time_per_doubling.value * log2(num_ranks / 8)
-    return max(0, round(seconds * 1e12))
 
 
 class _Operation:
@@ -203,6 +207,7 @@ class _Operation:
             self.plan = combine.CombinePlan(
                 work=work, record_bytes=row.wire, payload_bytes=row.payload, cut=cut, costs=costs,
                 post_ps=post_ps, post_lanes=int(software.post_lanes_combine.value),
+                walks_by_home=options.walks_by_home,
             )  # fmt: skip
         else:
             is_cached = operation == "cached-dispatch"
@@ -219,7 +224,7 @@ class _Operation:
         for rank in range(self.stage.machine.num_ranks):
             clock.start(self._rank(rank))
         end = clock.run(self.exit.over, "the exit barrier")
-        return end if self.options.exit_barrier == "exit" else max(self.stage.rung_ps)
+        return end if self.options.exit_barrier == "exit" else max(self.stage.last_ring_ps)
 
     def _rank(self, rank: int) -> Process:
         clock, stage = self.stage.clock, self.stage
@@ -248,14 +253,6 @@ class _Operation:
 def _trace(
     builder: TraceBuilder, stage: Stage, operation: Operation, options: EventOptions, end_ps: int
 ) -> Trace:
-    ports = [port for port in stage.lanes.ports if port.num_bytes]
-    links = None
-    if ports and end_ps:
-        links = LinkLoad(
-            labels=tuple(port.name for port in ports),
-            carried_bytes=np.array([[float(port.num_bytes)] for port in ports]),
-            edges_ps=np.array([0, end_ps], np.int64),
-            capacity_bytes_per_s=np.array([1e12 / port.ps_per_byte for port in ports]),
-        )
+    links = link_load(stage.lanes.ports, stage.fabric.sent or [], end_ps)
     meta = {"operation": operation, "level": "events", "grain": options.grain.text, "policy": options.policy}
     return builder.build(title=f"{operation}, {stage.machine.num_ranks} ranks", meta=meta, links=links)

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.machine import Machine
-from epsim.sim.card import Card, Chunk, EngineCosts, Flow
+from epsim.sim.card import Card, Chunk, EngineCosts, Flow, Jetty
 from epsim.sim.clock import Clock
 from epsim.sim.fabric import Fabric, Piece
 from epsim.sim.lanes import Lanes
@@ -33,6 +33,8 @@ class Stage:
       chunk_bytes: the largest chunk; buffers and windows are widened to hold some.
       ack_ps: from delivery to completion.
       costs: what else the engine costs.
+      is_fifo: see `Fabric`.
+      chunks_of_room: see `CHUNKS_OF_ROOM`.
       trace: where spans go; None = nowhere.
     """
 
@@ -52,18 +54,22 @@ class Stage:
         ack_ps: int,
         costs: EngineCosts,
         trace: TraceBuilder | None,
+        is_fifo: bool = False,
+        chunks_of_room: int = CHUNKS_OF_ROOM,
     ) -> None:
         """Find the routes and build ports and cards."""
         self.clock = Clock()
         self.machine, self.trace, self.packet_bytes = machine, trace, packet_bytes
-        self.fabric = Fabric(self.clock, self._delivered)
+        self.fabric = Fabric(self.clock, self._delivered, is_fifo=is_fifo)
+        if trace is not None:
+            self.fabric.sent = []
         npus = machine.npus
         router = Router(machine.topology, npus)
         routes = router.find(npus[pairs[:, 0]], npus[pairs[:, 1]], policy, seed=seed)
         self.lanes = Lanes(
             machine.topology, routes, machine.link_bytes_per_s, credit_bytes, is_alone=is_packets
         )
-        room = CHUNKS_OF_ROOM * (packet_bytes if is_packets else chunk_bytes)
+        room = chunks_of_room * (packet_bytes if is_packets else chunk_bytes)
         window_bytes = max(window_bytes, room)
         for port in self.lanes.ports:
             self.fabric.add(port)
@@ -80,7 +86,8 @@ class Stage:
         ]  # fmt: skip
         self._flows = self._make_flows(pairs, policy, is_packets)
         self._wake_engines()
-        self.rung_ps = [0] * machine.num_ranks
+        self.first_ring_ps = [-1] * machine.num_ranks
+        self.last_ring_ps = [0] * machine.num_ranks
         self.received = [0] * machine.num_ranks
         self.last_ps = [0] * machine.num_ranks
 
@@ -123,9 +130,13 @@ class Stage:
             self.last_ps[dst] = self.clock.now_ps
             self.cards[chunk.flow.src].acknowledge(chunk)
 
-    def rung(self, rank: int) -> None:
-        """Take note of a doorbell: the last one ends the part that needs a core."""
-        self.rung_ps[rank] = self.clock.now_ps
+    def ring(self, rank: int, jetty: Jetty, chunks: list[Chunk]) -> None:
+        """Ring a doorbell of a rank; the last one ends the part that needs a core."""
+        now = self.clock.now_ps
+        self.last_ring_ps[rank] = now
+        if self.first_ring_ps[rank] < 0:
+            self.first_ring_ps[rank] = now
+        self.cards[rank].ring(jetty, chunks)
 
     def track(self, rank: int, name: str) -> int:
         """Return the track of a rank's resource, -1 without a trace."""

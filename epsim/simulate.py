@@ -1,0 +1,329 @@
+"""`epsim.simulate`: one operation on the real links, as fluid or as discrete events."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from epsim.answer import Case, epilogue_bytes
+from epsim.closedform import OPERATIONS, Operation
+from epsim.counting import Counted
+from epsim.errors import InputError
+from epsim.groups import Group, Routed, group_sizes, pod_size_of, route
+from epsim.loads import RankLoads, rank_loads
+from epsim.machine import Machine, make_machine, slope_of
+from epsim.options import TokenCounts
+from epsim.platform import Platform, make_platform
+from epsim.presets import model_shape
+from epsim.profile import Hardware, Software
+from epsim.schedule.costs import StepCosts, barrier_ps
+from epsim.simulation import LEVELS, Level, PortUse, RankTimes, Simulation
+from reference.counts import RowCounts
+from reference.manifest import Workload
+from reference.plan import count_rows
+from reference.sizes import Dtype
+from reference.topk import TopK
+from topology import POLICIES, Policy, Topology
+
+if TYPE_CHECKING:
+    from epsim.flow.fluid import Engine, Mode
+    from epsim.sim.run import EventOptions
+    from epsim.trace.trace import Trace
+
+NUM_PORTS = 12
+"""Ports that a result names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowOptions:
+    """How the flow level runs; see `epsim.flow.simulate`."""
+
+    mode: "Mode" = "exact"
+    epsilon: float = 0.01
+    engine: "Engine" = "auto"
+
+
+def simulate(
+    system: str | Topology = "ubl128",
+    *,
+    level: Level = "events",
+    model: str = "benchmark",
+    ep: int | Sequence[int] = 8,
+    tokens: int | Sequence[int] | None = None,
+    token_counts: TokenCounts = "equal",
+    operations: Sequence[Operation] = ("dispatch", "combine"),
+    dtype: Dtype = "fp8",
+    hidden: int | None = None,
+    num_experts: int | None = None,
+    num_topk: int | None = None,
+    routing: str | Path | TopK = "uniform",
+    seed: int = 0,
+    masked_ratio: float = 0.0,
+    policy: Policy = "spray",
+    with_slope: bool = True,
+    hardware: str | Hardware | None = None,
+    software: str | Software | None = None,
+    settings: Mapping[str, str | float] | None = None,
+    workload: Workload | None = None,
+    port_rate: str | None = None,
+    flow: FlowOptions | None = None,
+    events: "EventOptions | None" = None,
+) -> list[Simulation]:
+    """Simulate dispatch and combine.
+
+    Args:
+      system: preset, cluster file, HCCL file or Topology; it must have a graph.
+      level: "flow" shares links max-min fairly; "events" plays the kernels' steps.
+      model: shape of the layer; `hidden`, `num_experts` and `num_topk` replace single numbers.
+      ep: group sizes.
+      tokens: tokens per rank, one for all or one per rank; None = 16,384, or as many as a file has.
+      token_counts: "equal" or "stepped".
+      operations: of "dispatch", "cached-dispatch", "combine".
+      dtype: of dispatch; combine is always bf16.
+      hidden: elements of a token.
+      num_experts: physical experts of the whole group.
+      num_topk: experts that a token chooses.
+      routing: a law, a file or a TopK; a law is sampled once.
+      seed: of the sample, and of the flow hash.
+      masked_ratio: chance that a choice is masked.
+      policy: "spray" (per packet), "flow-hash" or "pinned".
+      with_slope: count the software's fitted fan-out loss; False = only what the mechanism gives.
+      hardware: profile name, file or object; None = the system's.
+      software: profile name, file or object; None = the system's.
+      settings: single parameters that replace the profiles'.
+      workload: group, tokens, routing, seed and dtype together.
+      port_rate: rate of one port, for HCCL files.
+      flow: options of the flow level.
+      events: options of the event level; its policy and seed are taken from here.
+
+    Returns:
+      One Simulation per group size and operation.
+
+    Raises:
+      InputError: an argument breaks a rule (field, value, rule).
+      ConfigError: group or routing breaks a rule.
+      TopologyError: a topology breaks a rule, or two ranks are not joined.
+      StuckError: an event run cannot end.
+    """
+    if level not in LEVELS:
+        raise InputError("level", level, f"must be one of {', '.join(LEVELS)}")
+    if policy not in POLICIES:
+        raise InputError("policy", policy, f"must be one of {', '.join(POLICIES)}")
+    if token_counts not in get_args(TokenCounts):
+        raise InputError("token counts", token_counts, "must be equal or stepped")
+    for operation in operations:
+        if operation not in OPERATIONS:
+            raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
+    platform = make_platform(
+        system, hardware=hardware, software=software, settings=settings, port_rate=port_rate
+    )
+    shape = model_shape(model)
+    group = Group(
+        num_experts=shape.num_experts if num_experts is None else num_experts,
+        num_topk=shape.num_topk if num_topk is None else num_topk,
+        hidden=shape.hidden if hidden is None else hidden,
+        expert_alignment=128, expert_map=None, tokens=tokens, token_counts=token_counts, routing=routing,
+        seed=seed, masked_ratio=masked_ratio, draws=None, dtype=dtype,
+    )  # fmt: skip
+    sizes = group_sizes(ep) if workload is None else (workload.config.ep_size,)
+    for size in sizes:
+        pod_size_of(platform.network, size, None)
+    sources = [group.source(size) for size in sizes] if workload is None else [workload]
+    found = []
+    for source in sources:
+        routed = route(source)
+        for operation in operations:
+            machine = make_machine(
+                platform, routed.config.ep_size, slope_of(operation) if with_slope else "none"
+            )
+            setting = Setting(
+                platform=platform, machine=machine, routed=routed, operation=operation, policy=policy,
+                seed=seed, flow=flow or FlowOptions(), events=events,
+            )  # fmt: skip
+            found.append(setting.run(level))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """One operation on one machine, ready to be simulated at either level.
+
+    Args:
+      platform: profiles.
+      machine: rates, faults included.
+      routed: the routing.
+      operation: which one.
+      policy: path choice.
+      seed: of the flow hash.
+      flow: options of the flow level.
+      events: options of the event level; None = `EventOptions()`.
+      costs: times of steps.
+      faults: what is wrong on purpose, for people.
+    """
+
+    platform: Platform
+    machine: Machine
+    routed: Routed
+    operation: Operation
+    policy: Policy
+    seed: int
+    flow: FlowOptions
+    events: "EventOptions | None" = None
+    costs: StepCosts = field(default_factory=StepCosts)
+    faults: tuple[str, ...] = ()
+
+    @property
+    def case(self) -> Case:
+        """The same for the closed form."""
+        return Case(
+            platform=self.platform, config=self.routed.config, operation=self.operation,
+            dtype=self.routed.workload.dispatch_dtype, two_layer="flat",
+            pod_size=pod_size_of(self.platform.network, self.routed.config.ep_size, None),
+        )  # fmt: skip
+
+    @property
+    def num_aivs(self) -> int:
+        """Vector cores that the kernels use."""
+        return int(min(self.platform.hardware.num_aivs.value, self.platform.software.used_aivs.value))
+
+    def run(self, level: Level) -> Simulation:
+        """Simulate at one level."""
+        counts = count_rows(self.routed.config, self.routed.topk, pod_size=self.case.pod_size)
+        loads = rank_loads(counts, per_expert=False, pod_dedup=False)
+        return self._flow(counts, loads) if level == "flow" else self._events(counts, loads)
+
+    def bytes_matrix(self, counts: RowCounts) -> npt.NDArray[np.int64]:
+        """Return [R, R] int64 bytes on the wire, [src rank, dst rank]; combine sends the rows back."""
+        rows = np.asarray(counts.rows, np.int64)
+        return (rows.T if self.operation == "combine" else rows) * self.case.row.wire
+
+    def _before_ps(self, counts: RowCounts, loads: RankLoads) -> npt.NDArray[np.int64]:
+        from epsim.schedule.before import before_ps
+
+        memory = self.machine.memory_bytes_per_s * self.machine.card_speed
+        return before_ps(
+            self.operation, counts, loads, self.case.row, self.platform.software, memory,
+            self.num_aivs, self.costs,
+        )  # fmt: skip
+
+    def _flow(self, counts: RowCounts, loads: RankLoads) -> Simulation:
+        from epsim.flow.operation import run_flows
+
+        options = self.flow
+        before = self._before_ps(counts, loads)
+        after = self.costs.ack_ps + barrier_ps(self.platform.software, counts.ep_size)
+        run = run_flows(
+            self.machine, self.bytes_matrix(counts), before, after, policy=self.policy, seed=self.seed,
+            mode=options.mode, epsilon=options.epsilon, engine=options.engine,
+        )  # fmt: skip
+        result, topology = run.result, self.machine.topology
+        busy = result.resource_busy()
+        carried = result.problem.resource_bytes()
+        ports = tuple(
+            PortUse(
+                name=result.problem.describe(int(i), topology),
+                busy=float(busy[i]),
+                gbytes=float(carried[i]) / 1e9,
+            )
+            for i in np.argsort(-busy, kind="stable")[:NUM_PORTS]
+        )
+        binding = ", ".join(
+            f"{result.problem.describe(i, topology)} ({part:.0%})" for i, part in result.binding()[:2]
+        )
+        error = f", at most {result.error_bound_ps / 1e6:.3g} us off" if options.mode == "bounded" else ""
+        return self._simulation(
+            counts, loads, level="flow", time_ps=run.time_ps, bound_ps=run.bound_ps,
+            first_ps=self.machine.start_ps + run.before_ps, finish_ps=run.finish_ps, ports=ports,
+            binding=binding or "nothing crosses a link", method=f"{options.mode}, {result.engine}{error}",
+            num_events=result.num_solves,
+        )  # fmt: skip
+
+    def _events(self, counts: RowCounts, loads: RankLoads) -> Simulation:
+        from dataclasses import replace
+
+        from epsim.flow.operation import link_bound_ps, machine_problem
+        from epsim.schedule.work import count_work
+        from epsim.sim.run import EventOptions, run_operation
+
+        options = replace(self.events or EventOptions(), policy=self.policy, seed=self.seed, costs=self.costs)
+        work = count_work(self.routed.config, self.routed.topk, self.num_aivs)
+        packet = int(self.platform.hardware.packet_payload.value)
+        run = run_operation(
+            self.machine, self.platform.software, self.operation, work, self.case.row, packet, options
+        )
+        zeros = np.zeros(counts.ep_size, np.int64)
+        problem, _ = machine_problem(self.machine, self.bytes_matrix(counts), zeros, self.policy, self.seed)
+        names = [*run.port_names, *(f"engine of rank {rank}" for rank in range(counts.ep_size))]
+        span = max(1, run.time_ps)
+        busy = np.concatenate([run.port_busy_ps, run.engine_busy_ps]) / span
+        carried = np.concatenate([run.port_bytes, self.bytes_matrix(counts).sum(axis=1)])
+        order = np.argsort(-busy, kind="stable")
+        ports = tuple(
+            PortUse(name=names[i], busy=float(busy[i]), gbytes=float(carried[i]) / 1e9)
+            for i in order[:NUM_PORTS].tolist()
+        )
+        method = f"{options.grain.text}, {_cut_text(run.cut.num_sqes, run.cut.aivs_per_worker)}"
+        return self._simulation(
+            counts, loads, level="events", time_ps=run.time_ps, bound_ps=link_bound_ps(problem),
+            first_ps=run.first_ring_ps, finish_ps=np.maximum(run.arrival_ps, run.drained_ps), ports=ports,
+            binding=ports[0].name if ports else "nothing crosses a link", method=method,
+            num_events=run.num_events, kernel_ps=int(run.last_ring_ps.max()), num_sqes=run.cut.num_sqes,
+            trace=run.trace,
+        )  # fmt: skip
+
+    def _simulation(
+        self,
+        counts: RowCounts,
+        loads: RankLoads,
+        *,
+        level: Level,
+        time_ps: int,
+        bound_ps: int,
+        first_ps: npt.NDArray[np.int64],
+        finish_ps: npt.NDArray[np.int64],
+        ports: tuple[PortUse, ...],
+        binding: str,
+        method: str,
+        num_events: int,
+        kernel_ps: int | None = None,
+        num_sqes: int | None = None,
+        trace: "Trace | None" = None,
+    ) -> Simulation:
+        case, config, platform = self.case, self.routed.config, self.platform
+        row = case.row
+        received = loads.received * row.logical / (time_ps / 1e12) / 1e9
+        sent = loads.remote_received if self.operation == "combine" else loads.remote_sent
+        counted = Counted(
+            draws=(counts,), text=self.routed.text, is_uniform=False, workload=self.routed.workload
+        )
+        closed = case.predict(counted)
+        return Simulation(
+            level=level, system=platform.name, hardware=platform.hardware.name,
+            software=platform.software.name, operation=self.operation,
+            dtype="bf16" if self.operation == "combine" else case.dtype, ep_size=config.ep_size,
+            tokens_per_rank=int(counts.num_tokens.max()), hidden=config.hidden,
+            num_experts=config.num_experts, num_topk=config.num_topk, routing=self.routed.text,
+            fingerprint=self.routed.workload.fingerprint, policy=self.policy, method=method,
+            faults=self.faults, time_us=time_ps / 1e6, bound_us=bound_ps / 1e6,
+            predicted_us=closed.time_us, kernel_us=None if kernel_ps is None else kernel_ps / 1e6,
+            epilogue_us=1e6 * epilogue_bytes(self.operation, loads, row) / platform.hardware.hbm_rate.value,
+            gb_per_s_min=float(received.min()), gb_per_s_mean=float(received.mean()),
+            gb_per_s_max=float(received.max()),
+            wire_gb_per_s=float(sent.mean()) * row.wire / (time_ps / 1e12) / 1e9,
+            ranks=RankTimes(
+                first_byte_us=first_ps / 1e6, finish_us=finish_ps / 1e6,
+                received_rows=np.asarray(loads.received, np.int64),
+            ),
+            ports=ports, binding=binding, assumptions=closed.assumptions, num_events=num_events,
+            num_sqes=num_sqes, trace=trace,
+        )  # fmt: skip
+
+
+def _cut_text(num_sqes: int, aivs: int) -> str:
+    """Say what a chunk is."""
+    plural = "s" if num_sqes > 1 else ""
+    together = f", {aivs} AIVs act as one" if aivs > 1 else ""
+    return f"up to {num_sqes} descriptor{plural} at once{together}"
