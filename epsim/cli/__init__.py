@@ -13,10 +13,13 @@ from cyclopts import App, CycloptsError
 import epsim
 from epsim.cli.calibrate import calibrate
 from epsim.cli.debug import debug
+from epsim.cli.exchange import app as exchange_app
 from epsim.cli.explain import explain
 from epsim.cli.inspect import inspect
 from epsim.cli.predict import predict
 from epsim.cli.profiles import profiles
+from epsim.cli.simulate import simulate
+from epsim.cli.sweep import sweep
 from epsim.cli.topo import app as topo_app
 from epsim.cli.validate import validate
 from epsim.errors import MissingExtraError
@@ -30,18 +33,22 @@ app = App(
     help="""Predict, test and debug MoE dispatch and combine on Ascend 950 supernodes.
 
     - `epsim predict` what will dispatch and combine give on this cluster, and what limits them?
+    - `epsim simulate` the same on the real links, as fluid or as events, with a timeline
     - `epsim explain` what happens to one token, and why does it land there?
     - `epsim inspect` is this routing balanced, and does it fit?
     - `epsim debug` is what a run dumped right, and where is it wrong first?
     - `epsim validate` how far are the predictions from public measurements?
+    - `epsim sweep` which parameter moves the answer most, and which points does no other beat?
     - `epsim topo show ubl128` what is connected to what?
+    - `epsim exchange export` what do other simulators say of the same case?
 
     Every number of a prediction can be replaced: `--set hbm_rate=3.2TB/s`; `epsim profiles` lists them.""",
 )
 # These modules are light: what a command needs is imported when it runs, so `epsim --help` stays fast.
-for _command in (predict, validate, calibrate, explain, inspect, debug, profiles):
+for _command in (predict, simulate, validate, calibrate, explain, inspect, debug, sweep, profiles):
     app.command(_command)
 app.command(topo_app, name="topo")
+app.command(exchange_app, name="exchange")
 
 
 def run(tokens: Sequence[str] | None = None) -> int:
