@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from epsim.trace.trace import Trace
+from epsim.trace.trace import Trace, is_wait
 
 PALETTE = (
     *("#4477aa", "#ee8866", "#228833", "#66ccee", "#aa3377"),
@@ -28,7 +28,7 @@ def phase_colours(trace: Trace) -> tuple[str, ...]:
     colours = [""] * len(trace.names)
     used = {PALETTE: 0, IDLE: 0}
     for idx in phase_order(trace):
-        palette = IDLE if "wait" in trace.names[idx].lower().split() else PALETTE
+        palette = IDLE if is_wait(trace.names[idx]) else PALETTE
         colours[idx] = _shade(palette, used[palette])
         used[palette] += 1
     return tuple(colours)

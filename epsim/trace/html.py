@@ -18,7 +18,7 @@ from epsim.trace.trace import LinkLoad, Trace
 _SCRIPTS = ("viewer-data.js", "viewer-draw.js", "viewer-page.js")
 _NUM_BUSIEST = 12
 _WIDTHS = (("u1", 2**8), ("u2", 2**16), ("u4", 2**32), ("f8", 2**53))
-_UNITS = (("s", 10**12), ("ms", 10**9), ("us", 10**6), ("ns", 10**3))
+_UNITS = (("s", 10**12), ("ms", 10**9), ("\u00b5s", 10**6), ("ns", 10**3))
 
 
 def write_html(trace: Trace, path: str | Path) -> None:

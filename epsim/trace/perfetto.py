@@ -27,6 +27,8 @@ from epsim.trace.trace import NO_PEER, LinkLoad, Trace, TraceBuilder
 
 FORMAT = "epsim trace 1"
 _PS_PER_NS = 1000
+_FIRST_ID = 10_001
+"""Perfetto shows a process's number behind its name: "rank 3 4" would mislead, "rank 3 10004" does not."""
 
 
 def write_perfetto(trace: Trace, path: str | Path) -> None:
@@ -64,12 +66,12 @@ def _us(time_ns: int) -> str:
 def _events(trace: Trace) -> Iterator[str]:
     """Yield one JSON object per event."""
     for idx, group in enumerate(trace.groups):
-        yield from _named("process", group, idx, f'"pid":{idx + 1}')
+        yield from _named("process", group, idx, f'"pid":{_FIRST_ID + idx}')
     order, lanes, lane_track = _lanes(trace)
     # Threads are numbered after processes: Chrome takes a thread with its process's number for the main one.
-    first_tid = len(trace.groups) + 2
+    first_tid = _FIRST_ID + len(trace.groups) + 1
     places = [
-        f'"pid":{trace.track_group[track] + 1},"tid":{first_tid + lane}'
+        f'"pid":{_FIRST_ID + trace.track_group[track]},"tid":{first_tid + lane}'
         for lane, track in enumerate(lane_track)
     ]
     for lane, track in enumerate(lane_track):
@@ -99,7 +101,7 @@ def _named(kind: str, name: str, order: int, place: str) -> Iterator[str]:
 
 def _counters(links: LinkLoad, order: int) -> Iterator[str]:
     """One counter per link, in percent of its capacity; for the eye only, reading ignores it."""
-    place = f'"pid":{order + 1}'
+    place = f'"pid":{_FIRST_ID + order}'
     yield from _named("process", "links", order, place)
     for label, row in zip(links.labels, links.utilisation.tolist(), strict=True):
         for time, value in zip(links.edges_ps.tolist(), [*row, 0.0], strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
-from epsim.trace.trace import Trace
+from epsim.trace.trace import Int64s, Trace, is_wait
 
 PERCENTILES = (5, 50, 95, 99)
 OUTLIER_RATIO = 2
@@ -49,7 +49,7 @@ class ResourceSummary:
       group: whose resource.
       name: resource.
       num_spans: how many.
-      busy_ps: time in which at least one span was open.
+      busy_ps: time in which at least one span was open that is no wait (`epsim.trace.trace.is_wait`).
       utilisation: busy time over the end of the trace; 0 for an empty time.
       size_bytes: sum.
       first_start_ps: earliest start.
@@ -114,14 +114,13 @@ def _phases(trace: Trace) -> tuple[PhaseSummary, ...]:
 
 def _resources(trace: Trace) -> tuple[ResourceSummary, ...]:
     cuts = np.searchsorted(trace.track, np.arange(len(trace.track_names) + 1)).tolist()
+    waits = np.array([is_wait(name) for name in trace.names], dtype=bool)
     rows = []
     for (group, name), low, high in zip(trace.tracks, cuts[:-1], cuts[1:], strict=True):
         if low == high:
             continue
-        start, latest = trace.start_ps[low:high], np.maximum.accumulate(trace.end_ps[low:high])
-        # Spans are sorted by start, so each adds what lies beyond the latest end so far.
-        begun = np.maximum(start[1:], latest[:-1])
-        busy = int(latest[0] - start[0] + np.maximum(latest[1:] - begun, 0).sum())
+        works = ~waits[trace.name[low:high]]
+        busy = _covered(trace.start_ps[low:high][works], trace.end_ps[low:high][works])
         rows.append(
             ResourceSummary(
                 group=group,
@@ -130,11 +129,21 @@ def _resources(trace: Trace) -> tuple[ResourceSummary, ...]:
                 busy_ps=busy,
                 utilisation=busy / trace.last_end_ps if trace.last_end_ps else 0.0,
                 size_bytes=int(trace.size_bytes[low:high].sum()),
-                first_start_ps=int(start[0]),
-                last_end_ps=int(latest[-1]),
+                first_start_ps=int(trace.start_ps[low]),
+                last_end_ps=int(trace.end_ps[low:high].max()),
             )
         )
     return tuple(rows)
+
+
+def _covered(start: Int64s, end: Int64s) -> int:
+    """Return the length of the union of intervals that are sorted by start."""
+    if not len(start):
+        return 0
+    latest = np.maximum.accumulate(end)
+    # Each adds what lies beyond the latest end so far.
+    begun = np.maximum(start[1:], latest[:-1])
+    return int(latest[0] - start[0] + np.maximum(latest[1:] - begun, 0).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ COLUMNS = ("track", "name", "start_ps", "end_ps", "size_bytes", "peer")
 """What a span holds."""
 NO_PEER = -1
 _INT32_MAX = 2**31 - 1
+_WAITS = frozenset({"wait", "waiting", "idle"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -259,6 +260,11 @@ def natural_key(text: str) -> tuple[list[tuple[int, int, str]], str]:
     """Return a key that sorts numbers within texts by value, and never calls different texts equal."""
     parts = re.findall(r"[0-9]+|[^0-9]+", text)
     return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part) for part in parts], text
+
+
+def is_wait(name: str) -> bool:
+    """Whether a resource only waits in a phase: "wait", "waiting" or "idle" is a word of its name."""
+    return not _WAITS.isdisjoint(name.lower().split())
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -78,12 +78,9 @@ def test_title_meta_links_and_a_lost_span_are_in_the_digest():
 
 def test_meta_order_and_hash_seed_do_not_show():
     code = "from tests.epsim.traces import small_trace; import sys; sys.stderr.write(small_trace().digest())"
-    for seed in ("0", "1"):
-        env = os.environ | {"PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-        )
-        assert done.stderr == small_trace().digest()
+    env = os.environ | {"PYTHONHASHSEED": "1"}  # this process has another one
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stderr == small_trace().digest()
     meta = {str(key): "x" for key in range(20)}
     items = random.Random(1).sample(sorted(meta.items()), 20)
     assert trace_of([ROW], meta=meta).digest() == trace_of([ROW], meta=dict(items)).digest()

@@ -12,7 +12,7 @@ from epsim.trace import TraceBuilder
 from epsim.trace.colours import IDLE, PALETTE, ink_on, phase_colours
 from epsim.trace.html import html_page, write_html
 from tests.epsim import browser as chromium
-from tests.epsim.traces import large_trace, small_trace, span_rows, trace_of
+from tests.epsim.traces import large_trace, small_links, small_trace, span_rows, trace_of
 
 DURATIONS = {
     *((600_001, "600.001 ns"), (399_999, "399.999 ns"), (400_006, "400.006 ns")),
@@ -238,6 +238,21 @@ def test_heat_map_tells_how_full_a_link_was(browser, tmp_path):
         r"rank 0 -> plane 0\s.*100 % of 0\.4 GB/s|rank 0 -> plane 0\s.*100\.0 % of 0\.4", said, re.DOTALL
     )
     assert browser.get_log("browser") == []
+
+
+@chromium.NEEDS_BROWSER
+def test_both_pictures_have_one_time_axis(browser, tmp_path):
+    """A scroll bar beside one of them must not make it narrower."""
+    rows = [(rank, f"AIV {n}", "routing", 0, 5, 0, -1) for rank in range(12) for n in range(12)]
+    builder = TraceBuilder()
+    for rank, name, phase, start, end, *_ in rows:
+        builder.span(builder.track(f"rank {rank}", name), phase, start, end)
+    open_page(browser, tmp_path, html_page(builder.build(title="tall", meta={}, links=small_links())))
+    widths = browser.execute_script(
+        "return [...document.querySelectorAll('canvas')].map((c) => c.clientWidth)"
+    )
+    assert len(widths) == 2
+    assert widths[0] == widths[1]
 
 
 @chromium.NEEDS_BROWSER

@@ -153,6 +153,16 @@ def test_busy_time_counts_each_instant_once(pairs):
     assert summary(builder.build(title="", meta={})).resources[0].busy_ps == busy
 
 
+def test_waiting_is_not_being_busy():
+    builder = TraceBuilder()
+    track = builder.track("rank 0", "AIV 0")
+    builder.span(track, "routing", 0, 10)
+    builder.span(track, "wait for drain", 10, 90)
+    builder.span(track, "waitress", 95, 100)
+    (row,) = summary(builder.build(title="", meta={})).resources
+    assert (row.busy_ps, row.first_start_ps, row.last_end_ps, row.utilisation) == (15, 0, 100, 0.15)
+
+
 def test_an_empty_trace_has_no_critical_resource():
     found = summary(TraceBuilder().build(title="", meta={}))
     assert (found.phases, found.resources, found.critical) == ((), (), None)
