@@ -1,17 +1,13 @@
 """Ports beside the engine: the scale-out port of a card has its own pace.
 
 The engine's time per byte is that of the scale-up ports. A chunk for the slower scale-out port only passes
-through it: it is read from memory, then queues for that port. A gate keeps as many of them on their way as
-the port and its path need to stay busy; more would fill the engine's window and hold back the fast ports.
+through it: it is read from memory, then queues for that port. Left alone, such chunks would take the whole
+window of unacknowledged bytes and hold back the fast ports, so a gate leaves half of it to them.
 """
 
 from collections import deque
 
 from epsim.sim.card import Card, Chunk, Jetty, Lane
-from epsim.sim.fabric import Port
-
-CHUNKS_AHEAD = 4
-"""One on the wire, one arriving, one in the port's queue, one being read."""
 
 
 class Gate:
@@ -19,15 +15,12 @@ class Gate:
 
     Args:
       card: whose engine takes them.
-      path: ports of a chunk, the gated one first.
-      chunk_bytes: the largest chunk.
     """
 
-    def __init__(self, card: Card, path: tuple[Port, ...], chunk_bytes: int) -> None:
+    def __init__(self, card: Card) -> None:
         """Start empty."""
         self.card = card
-        in_flight = sum(port.latency_ps for port in path) / path[0].ps_per_byte
-        self.room_bytes = CHUNKS_AHEAD * chunk_bytes + int(in_flight)
+        self.room_bytes = card.window_bytes // 2
         self.queue: deque[tuple[Jetty, Chunk]] = deque()
         self.num_taken = 0
 

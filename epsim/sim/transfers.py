@@ -252,7 +252,7 @@ class _Run:
             return
         gate = self.gates.get((src, id(port)))
         if gate is None:
-            gate = self.gates[src, id(port)] = Gate(card, flow.lanes[0].path, self.chunk_bytes)
+            gate = self.gates[src, id(port)] = Gate(card)
         lanes = gate.take_lanes(flow.lanes, len(sizes))
         gate.push(jetty, [
             Chunk(flow._replace(lanes=(lane,)), size, 1, partial(self._through, number, gate, size))
