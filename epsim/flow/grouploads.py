@@ -33,15 +33,16 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Flows(NamedTuple):
-    """Flows of a group: ranks src and dst [F] int64, bytes [F] int64."""
+    """Flows of a group, [F] int64 each: ranks src and dst, pair = src * G + dst, bytes."""
 
     src: Int64
     dst: Int64
+    pair: Int64
     carried: Int64
 
     def take(self, some: Int64) -> "Flows":
         """Choose some of them."""
-        return Flows(self.src[some], self.dst[some], self.carried[some])
+        return Flows(*(np.take(column, some) for column in self))
 
 
 class LayerLoads:
@@ -103,7 +104,7 @@ class LayerLoads:
           position: [G] row of each rank in the netlayer's tables.
           npus: [G] NPU of each rank, which the hash reads.
           flows: pairs that this layer joins.
-          usable: [G, G, P] planes that join a pair.
+          usable: [P, G * G] planes that join a pair.
           seed: of the hash.
 
         Returns:
@@ -116,19 +117,19 @@ class LayerLoads:
         for name, salt, end in (("card to leaf", SALT_UP, flows.src), ("leaf to card", SALT_DOWN, flows.dst)):
             tier = self.tiers[name]
             parallel = pick(salt, tier.counts(position[end], plane))
-            slot = (end * self.num_planes + plane) * tier.width + parallel
+            slot = _slot(end, self.num_planes, plane, tier.width, parallel)
             shape = len(position), self.num_planes, tier.width
             slowest = max(slowest, tier.add(position, _sum(slot, flows.carried, shape)))
         if not self.has_spines:
             return slowest
-        leaves = layer.up_leaf[position][flows.src, plane], layer.down_leaf[position][flows.dst, plane]
-        crossing = np.flatnonzero(leaves[0] != leaves[1])
-        if not len(crossing):
-            return slowest
-        if len(crossing) < len(flows.src):
-            flows, leaves = flows.take(crossing), (leaves[0][crossing], leaves[1][crossing])
-            pick = _Hash(seed, npus, flows)
-        return max(slowest, self._hash_spines(pick, flows, leaves))
+        if isinstance(plane, int):
+            sides = layer.up_leaf[position, plane], layer.down_leaf[position, plane]
+            leaves = np.take(sides[0], flows.src), np.take(sides[1], flows.dst)
+        else:
+            leaves = layer.up_leaf[position[flows.src], plane], layer.down_leaf[position[flows.dst], plane]
+        # Flows under one leaf are hashed with the others and count for nothing: cheaper than to sort out.
+        crossing = flows.carried * (leaves[0] != leaves[1])
+        return max(slowest, self._hash_spines(pick, crossing, leaves)) if crossing.any() else slowest
 
     def _pick_plane(self, pick: "_Hash", flows: Flows, usable: Bools) -> Int64 | int:
         """Pick the nth usable plane of each flow."""
@@ -136,12 +137,12 @@ class LayerLoads:
             return 0
         if usable.all():
             return pick(SALT_PLANE, self.num_planes)
-        mine = usable[flows.src, flows.dst]
+        mine = usable[:, flows.pair].T  # [F, P]
         nth = np.asarray(pick(SALT_PLANE, mine.sum(axis=1)))
         return np.asarray((np.cumsum(mine, axis=1) > nth[:, None]).argmax(axis=1), np.int64)
 
-    def _hash_spines(self, pick: "_Hash", flows: Flows, leaves: tuple[IntArray, IntArray]) -> Fraction:
-        """Add flows between different leaves [F] to the links of the spine that the hash picks."""
+    def _hash_spines(self, pick: "_Hash", carried: Int64, leaves: tuple[IntArray, IntArray]) -> Fraction:
+        """Add bytes between leaves, [F], to the links of the spine that the hash picks."""
         reach = self.paths.reach
         if self.num_spines.size == 1:
             nth, table = pick(SALT_SPINE, int(self.num_spines[0, 0])), self.nth_spine[0, 0]
@@ -157,8 +158,8 @@ class LayerLoads:
             rows, row = _number(leaf, len(reach.up_class))
             parallel = pick(salt, tier.counts(leaf, spine))
             columns = tier.table.links.shape[1]
-            slot = (row * columns + spine) * tier.width + parallel
-            loads = _sum(slot, flows.carried, (len(rows), columns, tier.width))
+            slot = _slot(row, columns, spine, tier.width, parallel)
+            loads = _sum(slot, carried, (len(rows), columns, tier.width))
             slowest = max(slowest, tier.add(rows, loads))
         return slowest
 
@@ -168,7 +169,7 @@ class LayerLoads:
         Args and Returns: as `hash`.
         """
         layer, size = self.paths.layer, len(position)
-        mine = usable[flows.src, flows.dst]  # [F, P]
+        mine = usable[:, flows.pair].T  # [F, P]
         alike = bool(mine.all())  # then every plane carries the same
         carried = flows.carried * (self.plane_parts // mine.sum(axis=1))
         by_plane = [carried] if alike else [carried * mine[:, plane] for plane in range(self.num_planes)]
@@ -219,16 +220,19 @@ class _Tier:
     def __init__(self, topology: Topology, table: Attachment, parts: int, total: int, *, whole: bool) -> None:
         """Start from nothing."""
         self.table, self.width = table, table.links.shape[2]
-        counts = np.unique(table.count[table.count > 0])
+        counts = np.flatnonzero(np.bincount(table.count.reshape(-1)))
+        counts = counts[counts > 0]
         self.same_count = int(counts[0]) if len(counts) == 1 else 0
         self.full = self.same_count == self.width and bool((table.links >= 0).all())
         self.parallel = 1 if whole else math.lcm(*(int(n) for n in counts))
         self.denominator = parts * self.parallel
         present = np.flatnonzero(table.links >= 0)
-        rates = np.zeros(table.links.size, np.int64)
-        rates[present] = topology.link_bytes_per_s(table.links.reshape(-1)[present])
-        self.rates = [int(rate) for rate in np.unique(rates[present])]
-        self._rate = rates.reshape(table.links.shape)
+        link_class = topology.link_class[table.links.reshape(-1)[present]]
+        by_class = np.array([one.bandwidth_bytes_per_s for one in topology.classes], np.int64)
+        self.rates = sorted({int(by_class[one]) for one in np.flatnonzero(np.bincount(link_class))})
+        self._rate = np.zeros(table.links.shape if len(self.rates) > 1 else 0, np.int64)
+        if len(self.rates) > 1:
+            self._rate.reshape(-1)[present] = by_class[link_class]
         wide = total * self.denominator >= SAFE_INT64
         self.total: npt.NDArray[Any] = np.zeros(table.links.shape, object if wide else np.int64)
 
@@ -277,13 +281,14 @@ class _Hash:
         if isinstance(choices, int) and choices == 1:
             return 0
         start = np.uint64((self.seed * _GOLDEN + salt) % 2**64)
-        state = _mix(self.words ^ start)[self.src]
+        state = np.take(_mix(self.words ^ start), self.src)
         state ^= self.dst_words
         _mix(_mix(state))  # the second time for the key, which is 0
         if isinstance(choices, int) and choices & (choices - 1) == 0:
             state &= np.uint64(choices - 1)
         else:
-            state %= np.asarray(choices).astype(np.uint64)
+            # No choice at all is that of a pair under one leaf, whose result nobody uses.
+            state %= np.maximum(choices, 1).astype(np.uint64)
         return state.view(np.int64)
 
 
@@ -309,6 +314,12 @@ def _sum(slot: Int64, carried: Int64, shape: tuple[int, ...]) -> Int64:
         total = np.zeros(math.prod(shape), np.int64)
         np.add.at(total, slot, carried)
     return total.reshape(shape)
+
+
+def _slot(row: Int64, columns: int, column: IntArray | int, width: int, parallel: IntArray | int) -> Int64:
+    """Find the place of links in a table [rows, columns, width]."""
+    slot: Int64 = row if columns == 1 else row * columns + column
+    return slot if width == 1 else slot * width + parallel
 
 
 def _number(values: IntArray, upper: int) -> tuple[Int64, Int64]:

@@ -121,7 +121,8 @@ def _flows(matrix: IntArray) -> Flows:
     """List the pairs of one group that have bytes, own ones left out."""
     src, dst = np.nonzero(matrix)
     other = src != dst
-    return Flows(src[other], dst[other], matrix[src[other], dst[other]].astype(np.int64))
+    src, dst = src[other], dst[other]
+    return Flows(src, dst, src * len(matrix) + dst, matrix[src, dst].astype(np.int64))
 
 
 def _checked(npus: IntArray, matrices: IntArray, policy: str) -> tuple[Int64, IntArray]:
@@ -159,9 +160,11 @@ def _add_group(
         if not len(flows.src):
             break
         layer = tables.paths.layer
-        up_leaf, down_leaf = layer.up_leaf[position], layer.down_leaf[position]
-        usable = usable_planes(layer, tables.paths.reach, up_leaf[:, None], down_leaf[None])  # [G, G, P]
-        joined = np.asarray(usable.any(axis=2))[flows.src, flows.dst]
+        # Planes first: each comparison then runs along G neighbours in memory instead of P.
+        up_leaf = np.ascontiguousarray(layer.up_leaf[position].T)[:, :, None]
+        down_leaf = np.ascontiguousarray(layer.down_leaf[position].T)[:, None, :]
+        usable = usable_planes(layer, tables.paths.reach, up_leaf, down_leaf).reshape(len(layer.planes), -1)
+        joined = np.take(usable.any(axis=0), flows.pair)
         if not joined.any():
             continue
         taken = flows if joined.all() else flows.take(np.flatnonzero(joined))

@@ -97,7 +97,7 @@ def test_planted_slips_change_the_answer(monkeypatch, fault):
     matrix = np.random.default_rng(5).integers(1, 10**6, (8, 8))
     npus, policy = place_groups(topology, 4, 8, "random"), "flow-hash"
     if fault == "own bytes":
-        every = grouploads.Flows(*np.divmod(np.arange(64), 8), matrix.reshape(-1))
+        every = grouploads.Flows(*np.divmod(np.arange(64), 8), np.arange(64), matrix.reshape(-1))
         monkeypatch.setattr("epsim.flow.groups._flows", lambda _: every)
     elif fault == "seed":
         monkeypatch.setattr(grouploads, "_GOLDEN", 0x9E3779B97F4A7C17)
