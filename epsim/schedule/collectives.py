@@ -52,18 +52,7 @@ def all_gather(
     whole("num_blocks", num_blocks, 1)
     if algorithm == "ring":
         return _ring(draft, ranks, segments, starts, shift=0, label="all-gather", reduces=False)
-    arrived: list[list[int]] = [list(start) for start in starts]
-    for place, rank in enumerate(ranks):
-        for offset in range(1, len(ranks)):
-            peer = (place + offset) % len(ranks)
-            for tensor, sizes in enumerate(segments):
-                arrived[peer] += [
-                    draft.add(
-                        rank, ranks[peer], size, label=f"all-gather of tensor {tensor}",
-                        after=starts[place], queue_idx=(offset - 1) % num_blocks,
-                    )
-                    for size in pieces_of(sizes[place], MAX_PIECE_BYTES)
-                ]  # fmt: skip
+    arrived = _direct(draft, ranks, segments, starts, num_blocks, "all-gather")
     return _join(draft, ranks, arrived, "all-gather")
 
 
@@ -89,18 +78,7 @@ def reduce_scatter(
     whole("num_blocks", num_blocks, 1)
     if algorithm == "ring":
         return _ring(draft, ranks, segments, starts, shift=1, label="reduce-scatter", reduces=True)
-    arrived: list[list[int]] = [list(start) for start in starts]
-    for place, rank in enumerate(ranks):
-        for offset in range(1, len(ranks)):
-            peer = (place + offset) % len(ranks)
-            for tensor, sizes in enumerate(segments):
-                arrived[peer] += [
-                    draft.add(
-                        rank, ranks[peer], size, label=f"reduce-scatter of tensor {tensor}",
-                        after=starts[place], queue_idx=(offset - 1) % num_blocks,
-                    )
-                    for size in pieces_of(sizes[peer], MAX_PIECE_BYTES)
-                ]  # fmt: skip
+    arrived = _direct(draft, ranks, segments, starts, num_blocks, "reduce-scatter")
     own = [sum(sizes[place] for sizes in segments) for place in range(len(ranks))]
     # A member alone has nothing to add.
     moved = [(len(ranks) + 1) * size if len(ranks) > 1 else 0 for size in own]
@@ -140,6 +118,31 @@ def _starts(ranks: Sequence[int], after: Waits | None) -> Waits:
     if not ranks or len(set(ranks)) < len(ranks):
         raise InputError("ranks", list(ranks), "must be distinct, at least one")
     return [[] for _ in ranks] if after is None else after
+
+
+def _direct(
+    draft: Draft,
+    ranks: Sequence[int],
+    segments: list[list[int]],
+    starts: Waits,
+    num_blocks: int,
+    label: Literal["all-gather", "reduce-scatter"],
+) -> list[list[int]]:
+    """Send each other member the own segment, or its one; return what every member waits for."""
+    arrived: list[list[int]] = [list(start) for start in starts]
+    for place, rank in enumerate(ranks):
+        for offset in range(1, len(ranks)):
+            peer = (place + offset) % len(ranks)
+            for tensor, sizes in enumerate(segments):
+                size = sizes[place if label == "all-gather" else peer]
+                arrived[peer] += [
+                    draft.add(
+                        rank, ranks[peer], piece, label=f"{label} of tensor {tensor}",
+                        after=starts[place], queue_idx=(offset - 1) % num_blocks,
+                    )
+                    for piece in pieces_of(size, MAX_PIECE_BYTES)
+                ]  # fmt: skip
+    return arrived
 
 
 def _ring(

@@ -1,6 +1,7 @@
 """Two tiers: rows against the reference's counts, times against bounds and the closed form."""
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,6 +111,8 @@ def test_the_simulation_meets_the_prediction(operation):
     time_us = run_transfers(two_tiers(), transfers).time_ps / 1e6
     least = busiest_link_ps(two_tiers(), transfers) / 1e6
     reads = terms["fetch"] + terms["reduction"]
+    numbers = f"| {operation} | {least:.1f} | {time_us:.1f} | {said.time_us - terms['fixed']:.1f} |"
+    assert numbers in (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
     assert least <= time_us <= said.time_us - terms["fixed"] + 2 * (terms["wire"] + 2 * reads) / chunks
 
 
