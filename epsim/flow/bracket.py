@@ -23,6 +23,9 @@ from epsim.flow.problem import Floats, FlowProblem, Ints
 
 PS_PER_SECOND = 10**12
 
+NUM_STEPS = 3
+"""Steps times epsilon: the logarithm of last end over first end, about; only a guess of the work."""
+
 NEVER_SKIPPED = 256
 FINER = 16
 """A choice: 256 extra solves are affordable at any size, a thousand at a million flows are not."""
@@ -74,7 +77,7 @@ def bracket_makespan(problem: FlowProblem, *, epsilon: float = 0.01, engine: Eng
       MissingExtraError: numba was asked for and is not installed.
     """
     check_epsilon(epsilon)
-    solver = choose_solver(engine)
+    solver = choose_solver(engine, NUM_STEPS / epsilon * problem.num_flows)
     return bracket_paths(problem, binding_paths(problem), epsilon, solver)
 
 

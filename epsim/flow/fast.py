@@ -1,6 +1,7 @@
 """The choice between NumPy and compiled code; both do the same operations and give the same bits."""
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -12,6 +13,9 @@ from epsim.flow.maxmin import Paths, Rates, fair_need, solve
 from epsim.flow.problem import Floats, Ints
 
 Engine = Literal["auto", "numpy", "numba"]
+WORTH_COMPILING = 5e6
+"""Rates that NumPy finds in about the 2 s that compiling takes (benchmarks/bench_flow.py)."""
+
 ENGINES: tuple[str, ...] = get_args(Engine)
 
 
@@ -35,8 +39,13 @@ def has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def choose_solver(engine: str) -> Solver:
-    """Find the solver of an engine; "auto" is numba where it is installed.
+def choose_solver(engine: str, num_rates: float = 0) -> Solver:
+    """Find the solver of an engine.
+
+    Args:
+      engine: "numpy", "numba", or "auto": numba where it is installed and either compiled already in
+        this process or likely to save more than compiling costs. The results do not depend on it.
+      num_rates: about how many times a rate of a flow will be found.
 
     Raises:
       InputError: no such engine.
@@ -46,7 +55,9 @@ def choose_solver(engine: str) -> Solver:
         raise InputError("engine", engine, f"must be one of {', '.join(ENGINES)}")
     if engine == "numba" and not has_numba():
         raise MissingExtraError("the engine numba is not installed: python -m pip install 'epsim[fast]'")
-    if engine == "numpy" or not has_numba():
+    is_compiled = "epsim.flow.kernels" in sys.modules
+    small = engine == "auto" and num_rates < WORTH_COMPILING and not is_compiled
+    if engine == "numpy" or small or not has_numba():
         return Solver(name="numpy", solve=solve, fair_need=fair_need)
     return Solver(name="numba", solve=_solve_compiled, fair_need=_fair_need_compiled)
 

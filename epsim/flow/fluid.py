@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
-from epsim.flow.bracket import PS_PER_SECOND, Bracket, bracket_paths, check_epsilon, next_step
+from epsim.flow.bracket import NUM_STEPS, PS_PER_SECOND, Bracket, bracket_paths, check_epsilon, next_step
 from epsim.flow.fast import Engine as Engine
 from epsim.flow.fast import Solver, choose_solver
 from epsim.flow.maxmin import UNIT_ROUNDOFF, Paths, binding_paths
@@ -107,7 +107,8 @@ def simulate(
     Args:
       problem: the flows.
       mode: "exact" finds new rates whenever a flow ends or starts; "bounded" keeps them for a step of
-        at most `epsilon` times the elapsed time, and flows that end on the way leave their share idle.
+        at most `epsilon` times the elapsed time, and flows that end on the way leave their share idle;
+        no end is reported later than the upper side of the bracket.
       epsilon: for "bounded"; also the step of the bracket.
       engine: "numba" (extra `fast`), "numpy", or "auto" for the faster one that is installed. Both
         give the same bits.
@@ -119,16 +120,21 @@ def simulate(
     if mode not in ("exact", "bounded"):
         raise InputError("mode", mode, "must be exact or bounded")
     check_epsilon(epsilon)
-    solver = choose_solver(engine)
+    num_solves = problem.num_flows if mode == "exact" else NUM_STEPS / epsilon
+    solver = choose_solver(engine, num_solves * problem.num_flows)
     paths = binding_paths(problem)
     bracket = bracket_paths(problem, paths, epsilon, solver)
     run = _Run(problem, paths, bracket, solver, epsilon if mode == "bounded" else 0.0)
-    makespan = int(run.finish_ps.max(initial=0))
+    finish_ps = run.finish_ps
+    if mode == "bounded":
+        # Fair sharing is proved to be over by then, so this only takes error away.
+        finish_ps = np.minimum(finish_ps, bracket.upper_ps)
+    makespan = int(finish_ps.max(initial=0))
     error = 0
     if mode == "bounded":
         error = max(makespan - bracket.lower_ps, bracket.upper_ps - makespan, 0)
     return FlowResult(
-        problem=problem, finish_ps=run.finish_ps, makespan_ps=makespan, bracket=bracket,
+        problem=problem, finish_ps=finish_ps, makespan_ps=makespan, bracket=bracket,
         error_bound_ps=error, held_s=run.held_by_resource(), num_solves=run.num_solves, engine=solver.name,
     )  # fmt: skip
 

@@ -42,10 +42,9 @@ class Paths:
 
 def binding_paths(problem: FlowProblem) -> Paths:
     """Leave out the resources that can never bind, and pad for the solvers."""
-    keep = _can_bind(problem)
+    keep = np.append(_can_bind(problem), False)  # -1 finds the spare cell
     number = np.cumsum(keep) - 1
-    used = problem.resource_idx >= 0
-    used &= keep[problem.resource_idx]
+    used = keep[problem.resource_idx]
     width = max(1, int(used.sum(axis=1).max(initial=0)))
     # A stable sort of "absent" moves what is kept to the left without changing its order.
     order = np.argsort(~used, axis=1, kind="stable")[:, :width]
