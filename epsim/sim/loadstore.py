@@ -126,9 +126,9 @@ class Core:
 
 
 def free_ps(path: tuple[Port, ...], num_bytes: int) -> int:
-    """Return how long bytes need over idle ports, as `fabric.Fabric` moves them."""
+    """Return how long bytes need over idle ports without a retry, as `fabric.Fabric` moves them."""
     head = tail = 0
     for port in path:
-        end = max(head + port.service_ps(num_bytes), tail)
+        end = max(head + int(num_bytes * port.ps_per_byte + 0.5), tail)
         head, tail = head + port.latency_ps, end + port.latency_ps
     return tail
