@@ -54,6 +54,7 @@ class Journal:
         self._lock_path = Path(f"{out}.lock")
         self._plan = plan
         self._file = -1
+        self._is_empty = False
 
     def __enter__(self) -> "Journal":
         """Lock the output, and open the journal or start it."""
@@ -74,10 +75,12 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close and unlock; the lock's file goes with the journal."""
+        """Close and unlock; a journal without a point is removed, and the lock's file goes with it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        if self._is_empty:
+            self.remove()
         if not self.path.exists():
             # Whoever waits for the removed file notices that it has no name any more, and makes a new one.
             self._lock_path.unlink(missing_ok=True)
@@ -85,6 +88,7 @@ class Journal:
 
     def append(self, records: Sequence[Record]) -> None:
         """Put records on the disk; they are there when this returns."""
+        self._is_empty = False
         self._write(b"".join(_line(msgspec.structs.asdict(record)) for record in records))
 
     def records(self) -> list[Record]:
@@ -107,13 +111,14 @@ class Journal:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _refusal(self.path, error) from None
-        lines = list(_whole_lines(self.path))
-        if not lines:
+        first = next(_whole_lines(self.path), None)
+        if first is None:
             # New, or torn before the first line was whole: nothing in it is worth keeping.
+            self._is_empty = True
             os.ftruncate(self._file, 0)
             self._write(_line(header))
             _sync_folder(self.path.parent)
-        elif lines[0] != header:
+        elif first != header:
             rule = "belongs to another sweep (grid, files or version of epsim): repeat that one, or delete it"
             raise InputError("journal", str(self.path), rule)
         else:

@@ -7,6 +7,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,18 @@ class Plan:
         """Whether the points are the whole product."""
         return len(self.point_ids) == math.prod(self.shape)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Number of values of each dimension."""
         return tuple(len(self.axes[names[0]]) for names in self.dimensions)
 
     def levels(self, point_id: int) -> tuple[int, ...]:
         """Return the place of a point's value in each dimension."""
-        return tuple(int(idx) for idx in np.unravel_index(point_id, self.shape))
+        found = []
+        for length in reversed(self.shape):
+            point_id, level = divmod(point_id, length)
+            found.append(level)
+        return tuple(reversed(found))
 
     def values(self, point_id: int) -> dict[str, Any]:
         """Return the parameters of a point, in the order of the axes."""

@@ -42,8 +42,8 @@ def pareto_plot(table: Table, first: Objective, second: Objective, suffix: str) 
         axes.annotate(
             _point_text(table, row), (x[row], y[row]), xytext=(5, 5), textcoords="offset points", fontsize=7
         )
-    axes.set_xlabel(f"{first.column} ({_better(first)})")
-    axes.set_ylabel(f"{second.column} ({_better(second)})")
+    axes.set_xlabel(_title(table, first))
+    axes.set_ylabel(_title(table, second))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return _bytes(figure, suffix)
@@ -76,6 +76,7 @@ def sensitivity_plot(found: Sensitivity, suffix: str) -> bytes:
     axes.axvline(found.mean, color="#333333", linewidth=0.8)
     axes.set_yticks(range(len(effects)), [effect.name for effect in effects])
     axes.invert_yaxis()
+    axes.use_sticky_edges = False  # else the margin, where the labels stand, would end at the widest bar
     axes.margins(x=0.15)
     how = "average" if found.is_average else "additive fit"
     axes.set_xlabel(f"{found.column}: {how} over {found.num_used} of {found.num_points} points")
@@ -87,8 +88,9 @@ def _label(side: str) -> dict[str, Any]:
     return {"fontsize": 7, "ha": side, "va": "center"}
 
 
-def _better(objective: Objective) -> str:
-    return "less is better" if objective.sense == "min" else "more is better"
+def _title(table: Table, objective: Objective) -> str:
+    unit = ", SI units" if table.columns[objective.column] == "text" else ""
+    return f"{objective.column}{unit} ({'less' if objective.sense == 'min' else 'more'} is better)"
 
 
 def _point_text(table: Table, row: int) -> str:

@@ -1,5 +1,6 @@
 """`epsim sweep` as a process: killed, out of disk, with several workers and on Ray; and what it prints."""
 
+import io
 import json
 import os
 import signal
@@ -57,8 +58,8 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
-def kill_at(out, num_lines, jobs):
-    """Start a sweep, kill it once its journal has so many lines; return its children."""
+def stop_at(out, num_lines, jobs, stop):
+    """Start a sweep, send it a signal once its journal has so many lines; return exit code and children."""
     journal = out.with_name(f"{out.name}.journal.jsonl")
     command = [*COMMAND, "--jobs", jobs, "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -66,9 +67,9 @@ def kill_at(out, num_lines, jobs):
         wait_for(lambda: process.poll() is not None or num_lines_of(journal) >= num_lines)
         assert process.poll() is None, process.stderr.read()
         children = children_of(process.pid)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    return children
+        process.send_signal(stop)
+        process.stderr.read()
+    return process.returncode, children
 
 
 @pytest.mark.parametrize(("kill_points", "jobs"), [((1, 20), "1"), ((30, 200), "2")])
@@ -76,14 +77,23 @@ def test_a_killed_sweep_loses_and_doubles_nothing(whole, tmp_path, kill_points, 
     """Killed twice at different points, then finished by another number of processes; no worker stays."""
     out = tmp_path / "t.csv"
     for num_lines in kill_points:
-        children = kill_at(out, num_lines, jobs)
-        assert not out.exists()
+        code, children = stop_at(out, num_lines, jobs, signal.SIGKILL)
+        assert (code, out.exists()) == (-signal.SIGKILL, False)
         wait_for(lambda children=children: not any(map(is_running, children)))
     assert run(["sweep", *POINTS, "--jobs", "1", "--out", str(out)]) == 0
     assert out.read_bytes() == whole
     assert os.listdir(tmp_path) == ["t.csv"]
     points = [line.split(b",")[0] for line in whole.splitlines()[1:]]
     assert points == [str(number).encode() for number in range(NUM_POINTS)]
+
+
+def test_an_interrupted_sweep_says_so_and_goes_on(whole, tmp_path):
+    out = tmp_path / "t.csv"
+    code, children = stop_at(out, 20, "2", signal.SIGINT)
+    assert (code, out.exists()) == (130, False)
+    assert not any(map(is_running, children))
+    assert run(["sweep", *POINTS, "--jobs", "1", "--out", str(out)]) == 0
+    assert out.read_bytes() == whole
 
 
 def test_a_full_disk_is_one_sentence_and_the_sweep_goes_on(whole, tmp_path):
@@ -195,7 +205,7 @@ def test_bad_input_is_one_sentence_before_any_work(tmp_path, capsys, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert run(["sweep", *words, "--out", "t.csv"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert [name for name in os.listdir(tmp_path) if not name.startswith("t.csv.")] == []
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
@@ -205,3 +215,28 @@ def test_a_missing_package_is_said_with_its_cure(tmp_path, capsys, monkeypatch, 
     assert run(["sweep", "--grid", "ep=8", "--engine", "ray", "--out", str(tmp_path / name)]) == 3
     extra = {"t.csv": "epsim[cluster]", "t.parquet": "epsim[parquet]"}[name]
     assert f"pip install '{extra}'" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+class Terminal(io.StringIO):
+    """A stderr that somebody looks at."""
+
+    def isatty(self):
+        return True
+
+
+def test_progress_and_time_left_are_for_terminals_alone(tmp_path, monkeypatch, capsys):
+    words = ["sweep", "--grid", "ep=8,16", "--jobs", "1", "--out", str(tmp_path / "t.csv")]
+    assert run(words) == 0
+    assert capsys.readouterr().err == ""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert run(words) == 0
+    assert "4/4" in terminal.getvalue()
+    assert "0:00:00" in terminal.getvalue()
+
+
+def test_help_answers_without_numpy():
+    code = "import sys; from epsim.cli import run; run(['sweep', '--help']); sys.exit('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "128..16384/x2" in done.stdout) == (0, True)

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -224,3 +225,10 @@ def test_topology_keys_are_single_numbers_of_cluster_files():
     assert {"port_rate", "planes", "oversubscription", "link_rate"} <= set(topology_keys())
     assert not {"links", "changes", "name"} & set(topology_keys())
     assert MAX_POINTS == 262_144
+
+
+def test_the_file_of_the_page_is_a_plan(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    (tmp_path / "plan.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    plan = make_plan(read_sweep(tmp_path / "plan.toml"))
+    assert (len(plan.point_ids), plan.dimensions[0]) == (500, ("model", "tokens"))
