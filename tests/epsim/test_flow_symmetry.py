@@ -10,11 +10,21 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from epsim.errors import InputError
-from epsim.flow import refine, rolelinks
+from epsim.flow import flow_problem, refine, rolelinks, simulate
 from epsim.flow.symmetry import ClassLaw, matrix_classes, solve_classes, uniform_classes
 from tests.strategies import topologies
 from tests.topology.oracle import spray_shares
-from topology import TopologyError, clos, leaf_spine, link_bound, mesh, ubl128, with_link_rate, without_links
+from topology import (
+    Router,
+    TopologyError,
+    clos,
+    leaf_spine,
+    link_bound,
+    mesh,
+    ubl128,
+    with_link_rate,
+    without_links,
+)
 from topology.source import Source
 
 LARGEST = 262_144
@@ -138,6 +148,23 @@ def test_skew_and_faults_equal_the_listed_flows(spoil, hot):
     kind = np.arange(12) % 3 == 0 if hot else np.zeros(12, bool)
     law = ClassLaw(kind.astype(np.int64), np.array([[1000, 4000], [1000, 4000]]))
     assert_equals_listing(topology, law)
+
+
+def test_classes_equal_the_solver_of_listed_flows():
+    # The solver's floats stay far closer than 1 ps to these times of less than 10^8 ps, so that after
+    # rounding up the two differ by 1 ps at most.
+    topology = clos(24, supernode_size=8, planes=3, scaleout_radix=24, oversubscription=2)
+    law = ClassLaw(np.arange(24) % 8 // 7, np.array([[7_000, 28_000], [7_000, 28_000]]))
+    result = solve_classes(topology, law, send_bytes_per_s=90_000_000_000)
+    matrix = listed_matrix(law)
+    src, dst = np.nonzero(matrix)
+    send = np.full(24, 90_000_000_000)
+    problem = flow_problem(Router(topology), src, dst, matrix[src, dst], send_bytes_per_s=send)
+    listed = simulate(problem, engine="numpy")
+    finish = np.maximum(listed.finish_by_src(24), listed.finish_by_dst(24))
+    assert finish.max() < 10**8
+    assert abs(result.rank_finish_ps() - finish).max() <= 1
+    assert abs(result.bound_ps - listed.lower_bound_ps) <= 1
 
 
 def test_uniform_traffic_is_one_class():
