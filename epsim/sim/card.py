@@ -7,13 +7,14 @@ then sent; memory and wire do not overlap, because the published figures add up 
 the same line. With `overlaps` the two run side by side instead.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import simpy
 
 from epsim.sim.clock import Clock
+from epsim.sim.contexts import Contexts, Replacement
 from epsim.sim.fabric import Fabric, Piece, Port
 from epsim.trace.trace import TraceBuilder
 
@@ -91,13 +92,17 @@ class EngineCosts:
 
     Args:
       descriptor_ps: per descriptor fetched.
-      context_slots: (jetty, destination) pairs that the engine remembers, the oldest goes; 0 = all.
+      context_slots: (jetty, destination) pairs that the engine remembers; 0 = all.
       context_miss_ps: per pair that it has to look up again.
+      context_replacement: see `contexts.Contexts`.
+      hides_lookups: a look-up runs while the descriptor before is being sent, and only the rest of it costs.
     """
 
     descriptor_ps: int = 0
     context_slots: int = 0
     context_miss_ps: int = 0
+    context_replacement: Replacement = "oldest"
+    hides_lookups: bool = False
 
 
 class Card:
@@ -145,8 +150,10 @@ class Card:
         self.is_busy = False
         self.num_chunks = 0
         self.costs = costs
-        self.contexts: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self.num_context_misses = 0
+        self.contexts: Contexts | None = None
+        if costs.context_slots:
+            self.contexts = Contexts(costs.context_slots, costs.context_replacement, rank)
+        self.descriptor_send_ps = 0
         self.trace = trace
         self.tracks = None if trace is None else _tracks(trace, rank)
         clock.report_with(self._blocked)
@@ -218,7 +225,10 @@ class Card:
         """Read the chunk and send it; everything that follows is known by then."""
         now, size = self.clock.now_ps, chunk.num_bytes
         read = int(size * self.memory_ps_per_byte + 0.5)
-        send = int(size * chunk.flow.send_ps_per_byte + 0.5) + self._extra_ps(chunk)
+        send = int(size * chunk.flow.send_ps_per_byte + 0.5)
+        extra = self._extra_ps(chunk)
+        self.descriptor_send_ps = send // max(1, chunk.num_descriptors)
+        send += extra
         have = max(now, self.memory_free_ps) + read
         if self.overlaps:
             begin, end = max(now, have - send), max(now + send, have)
@@ -258,16 +268,11 @@ class Card:
         """Return what descriptors and forgotten contexts cost."""
         costs = self.costs
         extra = costs.descriptor_ps * chunk.num_descriptors
-        if costs.context_slots:
-            key = (id(chunk.jetty), chunk.flow.dst)
-            if key in self.contexts:
-                self.contexts.move_to_end(key)
-            else:
-                self.num_context_misses += 1
-                extra += costs.context_miss_ps
-                self.contexts[key] = None
-                if len(self.contexts) > costs.context_slots:
-                    self.contexts.popitem(last=False)
+        if self.contexts is not None:
+            assert chunk.jetty is not None
+            if not self.contexts.find((chunk.jetty.name, chunk.flow.dst)):
+                hidden = self.descriptor_send_ps if costs.hides_lookups else 0
+                extra += max(0, costs.context_miss_ps - hidden)
         return extra
 
     def _served(self, _event: simpy.Event) -> None:
@@ -302,6 +307,11 @@ class Card:
             port = chunk.flow.lanes[0].path[0]
             need = f"room behind {port.name} (free {port.credit} of {port.room_bytes} bytes)"
         return [f"{chunk} in {self.active[0].name} waits for {need}"]
+
+
+def jetty_name(rank: int, aiv: int) -> str:
+    """Name the jetty of an AIV, or of the first AIV of a worker."""
+    return f"jetty {aiv} of rank {rank}"
 
 
 def _tracks(trace: TraceBuilder, rank: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from epsim.schedule.costs import TASK_TOKENS, TASKS_PER_DOORBELL, StepCosts
 from epsim.schedule.grain import Cut
 from epsim.schedule.work import Int64, Work
-from epsim.sim.card import Chunk, Jetty
+from epsim.sim.card import Chunk, Jetty, jetty_name
 from epsim.sim.clock import Process
 from epsim.sim.stage import Stage
 
@@ -129,7 +129,7 @@ def _worker(stage: Stage, plan: CombinePlan, rank: int, worker: int) -> Process:
     clock, card = stage.clock, stage.cards[rank]
     first = worker * plan.cut.aivs_per_worker
     track = stage.track(rank, f"AIV {first}")
-    jetty = Jetty(f"jetty {first} of rank {rank}")
+    jetty = Jetty(jetty_name(rank, first))
     # Fetching the next tasks runs beside the sums (two stages), so a task costs the longer of the two.
     fetch_ps = -(-TASK_TOKENS // plan.post_lanes) * plan.post_ps
     ready: list[Chunk] = []

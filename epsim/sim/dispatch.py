@@ -12,7 +12,7 @@ import simpy
 from epsim.schedule.costs import StepCosts
 from epsim.schedule.grain import Cut
 from epsim.schedule.work import Work
-from epsim.sim.card import Chunk, Jetty
+from epsim.sim.card import Chunk, Jetty, jetty_name
 from epsim.sim.clock import Process
 from epsim.sim.meeting import Meeting
 from epsim.sim.stage import Stage
@@ -99,7 +99,7 @@ def _worker(stage: Stage, plan: DispatchPlan, published: _Published, rank: int, 
     post_ps = -(-int(per_peer.sum(axis=1).max()) // plan.post_lanes) * plan.post_ps
     begin = clock.now_ps
     copied = stage.cards[rank].memory_job(int(records[:, rank].sum()) * plan.record_bytes, "local copy")
-    jetty = Jetty(f"jetty {first} of rank {rank}")
+    jetty = Jetty(jetty_name(rank, first))
     chunks = _chunks(stage, plan, rank, first, records, per_peer.sum(axis=0))
     if plan.rings_early:
         yield from _ring_early(stage, rank, jetty, chunks, post_ps)
@@ -173,5 +173,7 @@ def _cut(
             for count in counts
             for i, size in enumerate(stage.packets(count * plan.record_bytes))
         ]
-    per_chunk = num_sqes / len(counts)
-    return [Chunk(flow, count * plan.record_bytes, round(per_chunk)) for count in counts]
+    if cut.aivs_per_worker == 1:
+        return [Chunk(flow, count * plan.record_bytes, -(-count // RECORDS_PER_SQE)) for count in counts]
+    per_chunk = round(num_sqes / len(counts))
+    return [Chunk(flow, count * plan.record_bytes, per_chunk) for count in counts]

@@ -13,7 +13,7 @@ from epsim.schedule.costs import TASK_TOKENS, StepCosts, barrier_ps
 from epsim.schedule.grain import Cut, Grain
 from epsim.schedule.work import Work
 from epsim.sim import combine, dispatch
-from epsim.sim.card import EngineCosts
+from epsim.sim.card import Card, EngineCosts, jetty_name
 from epsim.sim.clock import Process
 from epsim.sim.heat import link_load
 from epsim.sim.meeting import Meeting
@@ -147,6 +147,7 @@ def run_operation(
         ack_ps=options.costs.ack_ps,
         costs=options.engine, is_fifo=options.fifo_inputs, chunks_of_room=options.chunks_of_room, trace=trace,
     )  # fmt: skip
+    _warm(stage, pairs, work.num_aivs, cut)
     main = _Operation(stage, software, operation, work, row, cut, options)
     end = main.run()
     return EventRun(
@@ -156,7 +157,7 @@ def run_operation(
         arrival_ps=np.array(stage.last_ps, np.int64),
         received_bytes=np.array(stage.received, np.int64),
         drained_ps=np.array(main.drained_ps, np.int64),
-        num_context_misses=np.array([card.num_context_misses for card in stage.cards], np.int64),
+        num_context_misses=np.array([_misses(card) for card in stage.cards], np.int64),
         num_chunks=sum(card.num_chunks for card in stage.cards),
         num_events=stage.clock.num_events,
         cut=cut,
@@ -168,6 +169,19 @@ def run_operation(
         memory_busy_ps=np.array([card.memory_busy_ps for card in stage.cards], np.int64),
         trace=None if trace is None else _trace(trace, stage, operation, options, end),
     )
+
+
+def _warm(stage: Stage, pairs: npt.NDArray[np.int64], num_aivs: int, cut: Cut) -> None:
+    """Let the engines remember what the calls before have left, as after warm-ups."""
+    for card in stage.cards:
+        if card.contexts is not None:
+            names = [jetty_name(card.rank, first) for first in range(0, num_aivs, cut.aivs_per_worker)]
+            peers = pairs[pairs[:, 0] == card.rank, 1].tolist()
+            card.contexts.warm([(name, dst) for dst in peers for name in names])
+
+
+def _misses(card: Card) -> int:
+    return 0 if card.contexts is None else card.contexts.num_misses
 
 
 def _chunk_bytes(operation: Operation, cut: Cut, row: OperationBytes) -> int:
