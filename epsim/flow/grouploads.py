@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
-from epsim.flow.projection import EXACT_FLOAT, MAX_CELLS, SAFE_INT64, TIERS, Bools, Int64, Load, Wide
+from epsim.flow.linksums import EXACT_FLOAT, MAX_CELLS, SAFE_INT64, TIERS, Bools, Int64, Load, Wide
 from topology import Topology
 from topology.fabric import Attachment
 from topology.graph import IntArray

@@ -16,7 +16,8 @@ import numpy as np
 
 from epsim.errors import InputError
 from epsim.flow.grouploads import Flows, LayerLoads
-from epsim.flow.projection import EXACT_FLOAT, Int64, refuse_direct, summarise
+from epsim.flow.linksums import EXACT_FLOAT, Int64, summarise
+from epsim.flow.projection import refuse_direct
 from topology import LinkBound, Router, Topology
 from topology.graph import IntArray
 from topology.paths import usable_planes

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from epsim.errors import InputError
 from epsim.flow import projection
-from epsim.flow.projection import ProductLaw, balanced_law, exact_product, project_law, uniform_law
+from epsim.flow.linksums import exact_product
+from epsim.flow.projection import ProductLaw, balanced_law, project_law, uniform_law
 from tests.strategies import topologies
 from tests.topology.oracle import spray_shares
 from topology import TopologyError, clos, leaf_spine, link_bound, mesh, ubl128, without_links
