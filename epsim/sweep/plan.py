@@ -29,7 +29,7 @@ from epsim.sweep.targets import (
 from reference.readable import kind_of, read_regular
 
 MAX_POINTS = 2**18
-"""Points of one sweep; their rows are held in memory once, some 2 KB each."""
+"""Points of one sweep; their rows are held in memory while the table is written, some 4 KB each."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from epsim.errors import InputError
 from epsim.files import write_files
@@ -104,14 +105,10 @@ def _evaluate(
     engine = make_engine(name, len(left), jobs=jobs, address=address)
     try:
         for outcomes in run_points(engine, plan.target_name, ((point, plan.values(point)) for point in left)):
-            for point, status, cells, message in outcomes:
-                if status == "failed":
-                    failure = failure or (point, message)
-                    continue
-                digest = plan.point_digest(point)
-                waiting.append(
-                    Record(point=point, digest=digest, status=status, cells=cells, message=message)
-                )
+            failure = failure or next(
+                ((n, text) for n, status, _, text in outcomes if status == "failed"), None
+            )
+            waiting += [_record(plan, *outcome) for outcome in outcomes if outcome[1] != "failed"]
             if time.monotonic() - last_sync >= SYNC_SECONDS:
                 num_saved += _save(journal, waiting)
                 last_sync = time.monotonic()
@@ -125,6 +122,11 @@ def _evaluate(
     if failure:
         asked = ", ".join(f"{key}={value}" for key, value in plan.values(failure[0]).items())
         raise SweepError(f"point {failure[0]} ({asked}) failed by a fault of epsim:\n{failure[1]}")
+
+
+def _record(plan: Plan, point: int, status: str, cells: list[Any], message: str) -> Record:
+    digest = plan.point_digest(point)
+    return Record(point=point, digest=digest, status=status, cells=cells, message=message)
 
 
 def _save(journal: Journal, waiting: list[Record]) -> int:
