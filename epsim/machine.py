@@ -5,7 +5,7 @@ A link's payload rate is its nominal rate x the payload share of its packets x t
 `closedform`. L links, R ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from typing import Literal
 
@@ -16,9 +16,13 @@ from epsim.closedform import SCALEOUT_FORM, Operation
 from epsim.errors import InputError
 from epsim.network import payload_share
 from epsim.platform import Platform
-from topology import NETLAYER_SCALEOUT, Topology
+from topology import NETLAYER_SCALEOUT, Source, Topology
 
 Floats = npt.NDArray[np.float64]
+LINK_RETRY_PS = 1_500_000
+LINK_RETRY_SOURCE = Source(
+    "secondary", "go-back-N resends a link round trip, 1-2 us in a third-party RTL: network.md 1.2 and 5"
+)
 SoftwareSlope = Literal["dispatch", "combine", "none"]
 
 
@@ -33,6 +37,9 @@ class Machine:
       memory_bytes_per_s: memory rate that source reads, local copies and sums share on a card.
       card_speed: [R] float64, factor on the memory and engine rate of each rank; 1 = healthy.
       start_ps: [R] int64, when each rank enters.
+      link_losses_per_byte: [L] float64, packets that the link has to send again per byte that it delivers;
+        None = no link loses any. Each costs `LINK_RETRY_PS`.
+      has_uneven_links: what a card can send at depends on the destination, as with a lost or slow cable.
     """
 
     topology: Topology
@@ -41,11 +48,25 @@ class Machine:
     memory_bytes_per_s: float
     card_speed: Floats
     start_ps: npt.NDArray[np.int64]
+    link_losses_per_byte: Floats | None = None
+    has_uneven_links: bool = False
 
     @property
     def num_ranks(self) -> int:
         """R."""
         return len(self.npus)
+
+    @property
+    def entry_ps(self) -> int:
+        """When the last rank enters: the entry barrier holds all others until then."""
+        return int(self.start_ps.max(initial=0))
+
+    def with_mean_rates(self) -> "Machine":
+        """Return the machine with lossless links of the rates that lossy ones have in the mean."""
+        if self.link_losses_per_byte is None:
+            return self
+        seconds = 1 / self.link_bytes_per_s + self.link_losses_per_byte * LINK_RETRY_PS * 1e-12
+        return replace(self, link_bytes_per_s=1 / seconds, link_losses_per_byte=None)
 
     def egress_bytes_per_s(self) -> Floats:
         """Return [R] payload rate of all links of the fastest netlayer that leave each rank's card."""

@@ -12,6 +12,8 @@ from epsim.answer import Case, epilogue_bytes
 from epsim.closedform import OPERATIONS, Operation
 from epsim.counting import Counted
 from epsim.errors import InputError
+from epsim.faults import Fault, parse_faults
+from epsim.faulty import faulty_events, faulty_machine, faulty_platform
 from epsim.groups import Group, Routed, group_sizes, pod_size_of, route
 from epsim.loads import RankLoads, rank_loads
 from epsim.machine import Machine, make_machine, slope_of
@@ -71,6 +73,7 @@ def simulate(
     port_rate: str | None = None,
     flow: FlowOptions | None = None,
     events: "EventOptions | None" = None,
+    faults: "Sequence[str | Fault]" = (),
 ) -> list[Simulation]:
     """Simulate dispatch and combine.
 
@@ -98,6 +101,7 @@ def simulate(
       port_rate: rate of one port, for HCCL files.
       flow: options of the flow level.
       events: options of the event level; its policy and seed are taken from here.
+      faults: what is wrong on purpose, as "link-down:npu3/plane2"; see `epsim.faults`.
 
     Returns:
       One Simulation per group size and operation.
@@ -117,6 +121,7 @@ def simulate(
     for operation in operations:
         if operation not in OPERATIONS:
             raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
+    wrong = parse_faults(faults, level)
     platform = make_platform(
         system, hardware=hardware, software=software, settings=settings, port_rate=port_rate
     )
@@ -131,17 +136,20 @@ def simulate(
     sizes = group_sizes(ep) if workload is None else (workload.config.ep_size,)
     for size in sizes:
         pod_size_of(platform.network, size, None)
+    damaged = faulty_platform(platform, wrong)
     sources = [group.source(size) for size in sizes] if workload is None else [workload]
     found = []
     for source in sources:
         routed = route(source)
         for operation in operations:
             machine = make_machine(
-                platform, routed.config.ep_size, slope_of(operation) if with_slope else "none"
+                damaged, routed.config.ep_size, slope_of(operation) if with_slope else "none"
             )
             setting = Setting(
-                platform=platform, machine=machine, routed=routed, operation=operation, policy=policy,
-                seed=seed, flow=flow or FlowOptions(), events=events,
+                platform=platform, machine=faulty_machine(machine, wrong, platform.hardware), routed=routed,
+                operation=operation, policy=policy, seed=seed, flow=flow or FlowOptions(),
+                events=faulty_events(events, wrong, routed.config.ep_size),
+                faults=tuple(fault.meaning for fault in wrong),
             )  # fmt: skip
             found.append(setting.run(level))
     return found
@@ -236,7 +244,7 @@ class Setting:
         error = f", at most {result.error_bound_ps / 1e6:.3g} us off" if options.mode == "bounded" else ""
         return self._simulation(
             counts, loads, level="flow", time_ps=run.time_ps, bound_ps=run.bound_ps,
-            first_ps=self.machine.start_ps + run.before_ps, finish_ps=run.finish_ps, ports=ports,
+            first_ps=self.machine.entry_ps + run.before_ps, finish_ps=run.finish_ps, ports=ports,
             binding=binding or "nothing crosses a link", method=f"{options.mode}, {result.engine}{error}",
             num_events=result.num_solves,
         )  # fmt: skip
@@ -267,7 +275,8 @@ class Setting:
         )
         method = f"{options.grain.text}, {_cut_text(run.cut.num_sqes, run.cut.aivs_per_worker)}"
         return self._simulation(
-            counts, loads, level="events", time_ps=run.time_ps, bound_ps=link_bound_ps(problem),
+            counts, loads, level="events", time_ps=run.time_ps,
+            bound_ps=link_bound_ps(problem, self.machine),
             first_ps=run.first_ring_ps, finish_ps=np.maximum(run.arrival_ps, run.drained_ps), ports=ports,
             binding=ports[0].name if ports else "nothing crosses a link", method=method,
             num_events=run.num_events, kernel_ps=int(run.last_ring_ps.max()), num_sqes=run.cut.num_sqes,

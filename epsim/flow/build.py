@@ -31,6 +31,7 @@ def flow_problem(
     send_bytes_per_s: npt.ArrayLike | None = None,
     receive_bytes_per_s: npt.ArrayLike | None = None,
     start_ps: npt.ArrayLike | None = None,
+    send_share: npt.ArrayLike | None = None,
 ) -> FlowProblem:
     """Put flows on the links of a topology.
 
@@ -46,6 +47,7 @@ def flow_problem(
       send_bytes_per_s: [N] what each NPU can put out in all; no such limit when absent.
       receive_bytes_per_s: [N] likewise for what comes in.
       start_ps: [F] int64 or one number; 0 when absent.
+      send_share: [F] how much of its NPU's sending limit a byte of the flow takes; 1 when absent.
 
     Returns:
       FlowProblem; resources that all flows use alike are one, with the tightest rate.
@@ -68,9 +70,14 @@ def flow_problem(
     table = _Table(len(size))
     _add_routes(table, router, src, dst, policy, seed, key, rates.astype(np.float64))
     moving = np.flatnonzero(src != dst)
-    for kind, ends, given in ((SEND, src, send_bytes_per_s), (RECEIVE, dst, receive_bytes_per_s)):
+    ones = np.ones(len(size))
+    shares = ones if send_share is None else np.asarray(send_share, np.float64)
+    for kind, ends, given, share in (
+        (SEND, src, send_bytes_per_s, shares), (RECEIVE, dst, receive_bytes_per_s, ones)
+    ):  # fmt: skip
         if given is not None:
-            table.add_card_limit(kind, moving, ends[moving], np.asarray(given, np.float64), topology.num_npus)
+            rate = np.asarray(given, np.float64)
+            table.add_card_limit(kind, moving, ends[moving], rate, topology.num_npus, share[moving])
     start = np.broadcast_to(np.asarray(0 if start_ps is None else start_ps), size.shape)
     return table.problem(size, start, src, dst)
 
@@ -118,7 +125,9 @@ class _Table:
             self._limit(first + block.key, kind, block.link, block.share, rates[block.link])
         self.uses += [use._replace(key=first + use.key) for use in uses]
 
-    def add_card_limit(self, kind: int, flows: Int64, npu: Ints, rates: Floats, num_npus: int) -> None:
+    def add_card_limit(
+        self, kind: int, flows: Int64, npu: Ints, rates: Floats, num_npus: int, share: Floats
+    ) -> None:
         """Give every NPU one more resource, for all that it sends or receives."""
         name = "send_bytes_per_s" if kind == SEND else "receive_bytes_per_s"
         if rates.shape != (num_npus,):
@@ -127,7 +136,7 @@ class _Table:
         item = np.arange(num_npus)
         self._limit(first + item, np.full(num_npus, kind, np.uint8), item, np.ones(num_npus), rates)
         hop = HOP_SEND if kind == SEND else HOP_RECEIVE
-        self.uses.append(Use(flows, first + npu.astype(np.int64), np.ones(len(flows)), hop))
+        self.uses.append(Use(flows, first + npu.astype(np.int64), share, hop))
 
     def _limit(
         self, key: Int64, kind: npt.NDArray[np.uint8], item: Int64, share: Floats, rate: Floats

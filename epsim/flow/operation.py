@@ -17,6 +17,7 @@ from epsim.machine import Machine
 from topology import Policy, Router
 
 Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,7 +27,7 @@ class FlowRun:
     Args:
       time_ps: from the first launch to the end of the exit barrier.
       bound_ps: what the busiest link needs for its bytes alone.
-      before_ps: [R] int64, launch to first byte.
+      before_ps: [R] int64, from the entry of the last rank to first byte.
       finish_ps: [R] int64, when each rank has sent and received everything.
       result: the fluid simulation.
     """
@@ -63,15 +64,15 @@ def run_flows(
       epsilon: see `fluid.simulate`.
       engine: see `fluid.simulate`.
     """
-    problem, latency = machine_problem(machine, bytes_matrix, before_ps, policy, seed)
+    problem, latency = machine_problem(machine, bytes_matrix, machine.entry_ps + before_ps, policy, seed)
     result = simulate(problem, mode=mode, epsilon=epsilon, engine=engine)
     npus = machine.npus
     count = machine.topology.num_npus
     sent, came = result.finish_by_src(count)[npus], result.finish_by_dst(count)[npus]
-    finish = np.maximum.reduce([sent, came, machine.start_ps + before_ps])
+    finish = np.maximum.reduce([sent, came, machine.entry_ps + before_ps])
     return FlowRun(
         time_ps=int(finish.max()) + latency + after_ps,
-        bound_ps=link_bound_ps(problem),
+        bound_ps=link_bound_ps(problem, machine),
         before_ps=before_ps,
         finish_ps=np.asarray(finish, np.int64),
         result=result,
@@ -79,23 +80,32 @@ def run_flows(
 
 
 def machine_problem(
-    machine: Machine, bytes_matrix: Int64, before_ps: Int64, policy: Policy, seed: int
+    machine: Machine, bytes_matrix: Int64, start_ps: Int64, policy: Policy, seed: int
 ) -> tuple[FlowProblem, int]:
-    """Return the flows of a byte matrix on a machine, and the latency of the slowest path in use."""
+    """Return the flows of a byte matrix on a machine, and the latency of the slowest path in use.
+
+    Args:
+      machine: rates; lossy links count with what they give in the mean.
+      bytes_matrix: [R, R] int64, [src rank, dst rank]; the diagonal stays on the card.
+      start_ps: [R] int64, when the flows of each rank start.
+      policy: path choice.
+      seed: of the flow hash.
+    """
+    machine = machine.with_mean_rates()
     matrix = bytes_matrix.copy()
     np.fill_diagonal(matrix, 0)
     src, dst = np.nonzero(matrix)
     npus, topology = machine.npus, machine.topology
     router = Router(topology, npus)
-    send = np.full(topology.num_npus, np.inf)
+    # Cards outside the group send nothing; any positive rate will do.
+    send = np.ones(topology.num_npus)
     egress = machine.egress_bytes_per_s()
     send[npus] = machine.card_speed / (1 / egress + 1 / machine.memory_bytes_per_s)
-    # Cards outside the group send nothing; any positive rate will do.
-    send[~np.isfinite(send)] = 1.0
     problem = flow_problem(
         router, npus[src], npus[dst], matrix[src, dst],
         policy=policy, seed=seed, link_bytes_per_s=machine.link_bytes_per_s, send_bytes_per_s=send,
-        start_ps=(machine.start_ps + before_ps)[src],
+        start_ps=start_ps[src],
+        send_share=_send_share(machine, router, egress, src, dst) if policy == "spray" else None,
     )  # fmt: skip
     latency = 0
     if len(src):
@@ -105,10 +115,31 @@ def machine_problem(
     return problem, latency
 
 
-def link_bound_ps(problem: FlowProblem) -> int:
-    """Return what the busiest link needs for its bytes, rounded down to a picosecond."""
+def _send_share(machine: Machine, router: Router, egress: Floats, src: Int64, dst: Int64) -> Floats | None:
+    """Return [F] engine time per byte of each flow over that of a flow that uses all ports of its card.
+
+    Equal parts go over the ports that lead to the destination, and the slowest part ends last, as in the
+    events. A flow of a slower netlayer counts as if it had all ports; None = all of them have.
+    """
+    if not machine.has_uneven_links:
+        return None
+    npus = machine.npus
+    routes = router.find(npus[src], npus[dst])
+    first = routes.hop == 0
+    wire = np.zeros(len(src))
+    np.maximum.at(
+        wire, routes.flow_idx[first], (routes.share / machine.link_bytes_per_s[routes.link_idx])[first]
+    )
+    fastest = router.layers[0].layer.netlayer
+    wire = np.where(routes.netlayer == fastest, wire, 1 / egress[src])
+    read = 1 / machine.memory_bytes_per_s
+    return np.asarray((read + wire) / (read + 1 / egress[src]))
+
+
+def link_bound_ps(problem: FlowProblem, machine: Machine) -> int:
+    """Return what the busiest link needs for its bytes alone, none resent, rounded down to a picosecond."""
     limits = problem.limits
     is_link = limits.kind == LINK
     carried = problem.resource_bytes()[limits.resource_idx[is_link]] * limits.share[is_link]
-    seconds = carried / limits.bytes_per_s[is_link]
+    seconds = carried / machine.link_bytes_per_s[limits.item_idx[is_link]]
     return int(seconds.max(initial=0.0) * 1e12)

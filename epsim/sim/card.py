@@ -16,6 +16,7 @@ import simpy
 from epsim.sim.clock import Clock
 from epsim.sim.contexts import Contexts, Replacement
 from epsim.sim.fabric import Fabric, Piece, Port
+from epsim.sim.upsets import Jitter
 from epsim.trace.trace import TraceBuilder
 
 
@@ -118,6 +119,7 @@ class Card:
       packet_bytes: what a switch must have of a chunk before it passes it on.
       ack_ps: from delivery to the completion at the sender.
       costs: what else the engine costs.
+      jitter: of the service of a chunk; None = none.
       trace: gets a span per chunk and per memory job; None = no trace.
     """
 
@@ -134,6 +136,7 @@ class Card:
         ack_ps: int,
         costs: EngineCosts,
         trace: TraceBuilder | None,
+        jitter: Jitter | None = None,
     ) -> None:
         """Start idle."""
         self.clock, self.fabric, self.rank = clock, fabric, rank
@@ -154,6 +157,7 @@ class Card:
         if costs.context_slots:
             self.contexts = Contexts(costs.context_slots, costs.context_replacement, rank)
         self.descriptor_send_ps = 0
+        self.jitter = jitter
         self.trace = trace
         self.tracks = None if trace is None else _tracks(trace, rank)
         clock.report_with(self._blocked)
@@ -229,6 +233,10 @@ class Card:
         extra = self._extra_ps(chunk)
         self.descriptor_send_ps = send // max(1, chunk.num_descriptors)
         send += extra
+        if chunk.flow.sprays:
+            send += _retries_ps(lanes)
+        if self.jitter is not None:
+            read = max(0, read + self.jitter.draw(read + send))
         have = max(now, self.memory_free_ps) + read
         if self.overlaps:
             begin, end = max(now, have - send), max(now + send, have)
@@ -307,6 +315,16 @@ class Card:
             port = chunk.flow.lanes[0].path[0]
             need = f"room behind {port.name} (free {port.credit} of {port.room_bytes} bytes)"
         return [f"{chunk} in {self.active[0].name} waits for {need}"]
+
+
+def _retries_ps(lanes: list[tuple[Lane, int]]) -> int:
+    """Return what retries on the first ports cost: the slowest lane of a sprayed chunk sets its end."""
+    extra = 0
+    for lane, size in lanes:
+        upset = lane.path[0].upset
+        if upset is not None:
+            extra = max(extra, upset(size))
+    return extra
 
 
 def jetty_name(rank: int, aiv: int) -> str:

@@ -23,10 +23,14 @@ class Port:
       bytes_per_s: payload rate.
       latency_ps: of the link behind it, the crossing of the next switch included.
       credit_bytes: room at the far end; None = never full.
+
+    Attributes:
+      upset: bytes sent -> ps that retries take besides; None = no retries.
+      drains: the card behind it takes what comes in; else its buffer stays full (a fault).
     """
 
-    __slots__ = ("busy_ps", "credit", "free_ps", "latency_ps", "name", "num_bytes", "ps_per_byte", "queue",
-                 "room_bytes", "upset", "waking")  # fmt: skip
+    __slots__ = ("busy_ps", "credit", "drains", "free_ps", "latency_ps", "name", "num_bytes", "ps_per_byte",
+                 "queue", "room_bytes", "upset", "waking")  # fmt: skip
 
     def __init__(self, name: str, bytes_per_s: float, latency_ps: int, credit_bytes: int | None) -> None:
         """Start idle and empty."""
@@ -41,6 +45,7 @@ class Port:
         self.num_bytes = 0
         self.waking = False
         self.upset: Callable[[int], int] | None = None
+        self.drains = True
 
     def service_ps(self, num_bytes: int) -> int:
         """Return how long `num_bytes` occupy the port, retries of a lossy link included."""
@@ -78,7 +83,7 @@ class Fabric:
         self.delivered = delivered
         self.ports: list[Port] = []
         self.freed: dict[int, Callable[[], None]] = {}
-        self.drains = True
+        self.held: list[Piece] = []
         self.sent: list[tuple[Port, int, int, int]] | None = None
         clock.report_with(self._blocked)
 
@@ -205,12 +210,22 @@ class Fabric:
             self._pump(port)
             return
         last = piece.path[-1]
-        if last.credit is not None and self.drains:
+        if not last.drains:
+            self.held.append(piece)
+            return
+        if last.credit is not None:
             self.clock.after(last.latency_ps, self._returned, (last, piece.num_bytes))
         self.delivered(piece)
 
     def _blocked(self) -> list[str]:
+        held: dict[str, list[Piece]] = defaultdict(list)
+        for piece in self.held:
+            held[piece.path[-1].name].append(piece)
         return [
+            f"nobody drains what came in over {name}: {sum(piece.num_bytes for piece in pieces)} bytes, "
+            f"the first of {pieces[0].chunk}"
+            for name, pieces in held.items()
+        ] + [
             f"{port.queue[0].chunk} in {port.name} waits for room of {port.queue[0].num_bytes} bytes "
             f"(free {port.credit} of {port.room_bytes}), {len(port.queue)} in the queue"
             for port in self.ports

@@ -44,6 +44,9 @@ class EventOptions:
       walks_by_home: see `combine.CombinePlan`.
       fifo_inputs: see `fabric.Fabric`.
       chunks_of_room: see `stage.CHUNKS_OF_ROOM`.
+      jitter: service of a chunk varies by up to this part of it; see `upsets.Jitter`.
+      dead_ranks: ranks that never start.
+      stuck_receivers: ranks that never take what comes in.
       with_trace: keep spans.
     """
 
@@ -61,6 +64,9 @@ class EventOptions:
     walks_by_home: bool = False
     fifo_inputs: bool = False
     chunks_of_room: int = CHUNKS_OF_ROOM
+    jitter: float = 0.0
+    dead_ranks: tuple[int, ...] = ()
+    stuck_receivers: tuple[int, ...] = ()
     with_trace: bool = False
 
 
@@ -146,6 +152,7 @@ def run_operation(
         packet_bytes=packet_bytes, is_packets=cut.is_packets, chunk_bytes=_chunk_bytes(operation, cut, row),
         ack_ps=options.costs.ack_ps,
         costs=options.engine, is_fifo=options.fifo_inputs, chunks_of_room=options.chunks_of_room, trace=trace,
+        jitter=options.jitter, stuck_receivers=options.stuck_receivers,
     )  # fmt: skip
     _warm(stage, pairs, work.num_aivs, cut)
     main = _Operation(stage, software, operation, work, row, cut, options)
@@ -236,7 +243,8 @@ class _Operation:
         """Run to the end of the exit barrier, or to the last doorbell, and return that time."""
         clock = self.stage.clock
         for rank in range(self.stage.machine.num_ranks):
-            clock.start(self._rank(rank))
+            if rank not in self.options.dead_ranks:
+                clock.start(self._rank(rank))
         end = clock.run(self.exit.over, "the exit barrier")
         return end if self.options.exit_barrier == "exit" else max(self.stage.last_ring_ps)
 

@@ -1,5 +1,7 @@
 """What the processes of one run share: clock, cards, flows and the trace."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -8,6 +10,7 @@ from epsim.sim.card import Card, Chunk, EngineCosts, Flow, Jetty
 from epsim.sim.clock import Clock
 from epsim.sim.fabric import Fabric, Piece
 from epsim.sim.lanes import Lanes
+from epsim.sim.upsets import Jitter, upset_ports
 from epsim.trace.trace import TraceBuilder
 from topology import Policy, Router
 
@@ -35,6 +38,8 @@ class Stage:
       costs: what else the engine costs.
       is_fifo: see `Fabric`.
       chunks_of_room: see `CHUNKS_OF_ROOM`.
+      jitter: see `upsets.Jitter`.
+      stuck_receivers: ranks whose cards take nothing out of the buffers behind their ports.
       trace: where spans go; None = nowhere.
     """
 
@@ -56,6 +61,8 @@ class Stage:
         trace: TraceBuilder | None,
         is_fifo: bool = False,
         chunks_of_room: int = CHUNKS_OF_ROOM,
+        jitter: float = 0.0,
+        stuck_receivers: Sequence[int] = (),
     ) -> None:
         """Find the routes and build ports and cards."""
         self.clock = Clock()
@@ -69,6 +76,7 @@ class Stage:
         self.lanes = Lanes(
             machine.topology, routes, machine.link_bytes_per_s, credit_bytes, is_alone=is_packets
         )
+        upset_ports(self.lanes, machine, npus[list(stuck_receivers)], credit_bytes, seed)
         room = chunks_of_room * (packet_bytes if is_packets else chunk_bytes)
         window_bytes = max(window_bytes, room)
         for port in self.lanes.ports:
@@ -81,6 +89,7 @@ class Stage:
                 memory_bytes_per_s=machine.memory_bytes_per_s * float(machine.card_speed[rank]),
                 window_bytes=window_bytes, overlaps=overlaps, packet_bytes=packet_bytes,
                 ack_ps=ack_ps, costs=costs, trace=trace,
+                jitter=Jitter(jitter, seed, rank) if jitter else None,
             )
             for rank in range(machine.num_ranks)
         ]  # fmt: skip
