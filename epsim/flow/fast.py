@@ -1,7 +1,6 @@
 """The choice between NumPy and compiled code; both do the same operations and give the same bits."""
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,6 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from epsim.errors import InputError, MissingExtraError
+from epsim.flow import kernels
 from epsim.flow.maxmin import Paths, Rates, fair_need, solve
 from epsim.flow.problem import Floats, Ints
 
@@ -55,7 +55,7 @@ def choose_solver(engine: str, num_rates: float = 0) -> Solver:
         raise InputError("engine", engine, f"must be one of {', '.join(ENGINES)}")
     if engine == "numba" and not has_numba():
         raise MissingExtraError("the engine numba is not installed: python -m pip install 'epsim[fast]'")
-    is_compiled = "epsim.flow.kernels" in sys.modules
+    is_compiled = kernels.compiled.cache_info().currsize > 0
     small = engine == "auto" and num_rates < WORTH_COMPILING and not is_compiled
     if engine == "numpy" or small or not has_numba():
         return Solver(name="numpy", solve=solve, fair_need=fair_need)
@@ -63,13 +63,13 @@ def choose_solver(engine: str, num_rates: float = 0) -> Solver:
 
 
 def _solve_compiled(paths: Paths, flows: Ints) -> Rates:
-    from epsim.flow.kernels import fill
-
-    return fill(paths.resource_idx, paths.share, paths.capacity, np.asarray(flows, np.int64))
+    fill = kernels.compiled()["fill"]
+    rates: Rates = fill(paths.resource_idx, paths.share, paths.capacity, np.asarray(flows, np.int64))
+    return rates
 
 
 def _fair_need_compiled(paths: Paths, flows: Ints, left: Floats) -> tuple[Floats, Floats]:
-    from epsim.flow import kernels
-
     some = np.asarray(flows, np.int64)
-    return kernels.fair_need(paths.resource_idx, paths.share, paths.capacity, left, some)
+    compiled = kernels.compiled()["fair_need"]
+    found: tuple[Floats, Floats] = compiled(paths.resource_idx, paths.share, paths.capacity, left, some)
+    return found

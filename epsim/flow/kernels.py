@@ -1,29 +1,23 @@
-"""Compiled progressive filling; imported only when numba is (extra `fast`).
+"""Progressive filling written for a compiler (numba, extra `fast`); plain Python runs it too, slowly.
 
 The same operations in the same order as `epsim.flow.maxmin.solve`, with a heap of levels in place of
 the search for the lowest. Levels only grow, so an old entry of the heap is too low, never too high,
 and is put right when it comes up.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 Floats = npt.NDArray[np.float64]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 
-def _compiled(function: _F) -> _F:
-    # No cache on disk: it would write beside the installed package. Compiling costs about 2 s once.
-    return cast(_F, njit(function))
-
-
-@_compiled
 def _before(level: Floats, heap: Int64s, a: int, b: int) -> bool:
     """Order heap places by remembered level, then by resource number."""
     if level[heap[a]] != level[heap[b]]:
@@ -31,7 +25,6 @@ def _before(level: Floats, heap: Int64s, a: int, b: int) -> bool:
     return bool(heap[a] < heap[b])
 
 
-@_compiled
 def _sink(level: Floats, heap: Int64s, size: int, place: int) -> None:
     """Move a place down until both below it come later."""
     while True:
@@ -46,7 +39,6 @@ def _sink(level: Floats, heap: Int64s, size: int, place: int) -> None:
         place = child
 
 
-@_compiled
 def _index(table: Int32s, flows: Int64s, num_resources: int) -> tuple[Int64s, Int32s]:
     """List the places in `flows` of each resource: (first place [C+1], places)."""
     first = np.zeros(num_resources + 2, np.int64)
@@ -67,7 +59,6 @@ def _index(table: Int32s, flows: Int64s, num_resources: int) -> tuple[Int64s, In
     return first[: num_resources + 1], member
 
 
-@_compiled
 def _stop(
     table: Int32s, share: Floats, flows: Int64s, mine: Int32s, full: int, height: float,
     rate: Floats, stopped: Int32s, taken: Floats, count: Int64s, touched: Int64s,
@@ -92,7 +83,6 @@ def _stop(
     return num_touched
 
 
-@_compiled
 def fill(table: Int32s, share: Floats, capacity: Floats, flows: Int64s) -> tuple[Floats, Int32s]:
     """Find max-min fair rates; arguments and results as of `maxmin.solve`, with Paths taken apart."""
     num_resources = len(capacity)
@@ -132,7 +122,6 @@ def fill(table: Int32s, share: Floats, capacity: Floats, flows: Int64s) -> tuple
     return rate, stopped
 
 
-@_compiled
 def weigh(table: Int32s, share: Floats, flows: Int64s, num_resources: int) -> Floats:
     """Sum the shares of some flows by resource, [C]."""
     weight = np.zeros(num_resources + 1)
@@ -142,7 +131,6 @@ def weigh(table: Int32s, share: Floats, flows: Int64s, num_resources: int) -> Fl
     return weight[:num_resources]
 
 
-@_compiled
 def fair_need(
     table: Int32s, share: Floats, capacity: Floats, left: Floats, flows: Int64s
 ) -> tuple[Floats, Floats]:
@@ -158,3 +146,18 @@ def fair_need(
         rate[n] = slowest
         need[n] = left[n] / slowest
     return rate, need
+
+
+@functools.cache
+def compiled() -> dict[str, Callable[..., Any]]:
+    """Compile `fill` and `fair_need`, once per process; each compiles at its first call, some seconds in all.
+
+    Nothing is cached on disk: numba would write beside the installed package.
+    """
+    from numba import njit
+
+    # Compiled code calls compiled code only, so the functions get globals in which all are.
+    names = dict(globals())
+    for function in (_before, _sink, _index, _stop, weigh, fill, fair_need):
+        names[function.__name__] = njit(FunctionType(function.__code__, names, function.__name__))
+    return names
