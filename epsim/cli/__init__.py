@@ -22,6 +22,7 @@ from epsim.cli.simulate import simulate
 from epsim.cli.sweep import sweep
 from epsim.cli.topo import app as topo_app
 from epsim.cli.validate import validate
+from epsim.cli.workload import workload
 from epsim.errors import MissingExtraError
 
 EXIT_BAD_INPUT = 2
@@ -34,6 +35,7 @@ app = App(
 
     - `epsim predict` what will dispatch and combine give on this cluster, and what limits them?
     - `epsim simulate` the same on the real links, as fluid or as events, with a timeline
+    - `epsim workload` other traffic on the same machine: collectives, pipelines, Engram
     - `epsim explain` what happens to one token, and why does it land there?
     - `epsim inspect` is this routing balanced, and does it fit?
     - `epsim debug` is what a run dumped right, and where is it wrong first?
@@ -45,7 +47,7 @@ app = App(
     Every number of a prediction can be replaced: `--set hbm_rate=3.2TB/s`; `epsim profiles` lists them.""",
 )
 # These modules are light: what a command needs is imported when it runs, so `epsim --help` stays fast.
-for _command in (predict, simulate, validate, calibrate, explain, inspect, debug, sweep, profiles):
+for _command in (predict, simulate, validate, calibrate, explain, inspect, debug, sweep, workload, profiles):
     app.command(_command)
 app.command(topo_app, name="topo")
 app.command(exchange_app, name="exchange")
