@@ -9,7 +9,7 @@ import numpy as np
 
 from epsim.errors import InputError, MissingExtraError
 from epsim.flow import kernels
-from epsim.flow.maxmin import Paths, Rates, fair_need, solve
+from epsim.flow.maxmin import Int64s, Paths, Rates, advance, fair_need, solve
 from epsim.flow.problem import Floats, Ints
 
 Engine = Literal["auto", "numpy", "numba"]
@@ -21,17 +21,19 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 
 @dataclass(frozen=True, kw_only=True)
 class Solver:
-    """The two costly steps of a simulation.
+    """The costly steps of a simulation.
 
     Args:
       name: "numpy" or "numba".
       solve: as `maxmin.solve`.
       fair_need: as `maxmin.fair_need`.
+      advance: as `maxmin.advance`.
     """
 
     name: str
     solve: Callable[[Paths, Ints], Rates]
     fair_need: Callable[[Paths, Ints, Floats], tuple[Floats, Floats]]
+    advance: Callable[..., tuple[Int64s, Floats, Int64s, Floats]]
 
 
 def has_numba() -> bool:
@@ -58,8 +60,9 @@ def choose_solver(engine: str, num_rates: float = 0) -> Solver:
     is_compiled = kernels.compiled.cache_info().currsize > 0
     small = engine == "auto" and num_rates < WORTH_COMPILING and not is_compiled
     if engine == "numpy" or small or not has_numba():
-        return Solver(name="numpy", solve=solve, fair_need=fair_need)
-    return Solver(name="numba", solve=_solve_compiled, fair_need=_fair_need_compiled)
+        return Solver(name="numpy", solve=solve, fair_need=fair_need, advance=advance)
+    step = kernels.compiled()["advance"]
+    return Solver(name="numba", solve=_solve_compiled, fair_need=_fair_need_compiled, advance=step)
 
 
 def _solve_compiled(paths: Paths, flows: Ints) -> Rates:

@@ -152,7 +152,7 @@ class _Run:
         self, problem: FlowProblem, paths: Paths, bracket: Bracket, solver: Solver, epsilon: float
     ) -> None:
         """Run until every flow has ended."""
-        self.problem, self.paths, self.epsilon = problem, paths, epsilon
+        self.problem, self.paths, self.solver, self.epsilon = problem, paths, solver, epsilon
         self.finish_ps = problem.start_ps.copy()
         self.held = np.zeros(paths.resource_idx.shape)
         self.num_solves = 0
@@ -165,7 +165,8 @@ class _Run:
         self.starts = np.append(starts, np.inf)
         busiest = np.flatnonzero(paths.kept == bracket.resource_idx)
         self.on_busiest = (paths.resource_idx == busiest).any(axis=1)
-        self.active, self.left = np.zeros(0, np.int64), np.zeros(0)
+        self.active: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.left: Floats = np.zeros(0)
         self.num_started, self.now = 0, 0.0
         while len(self.active) or self.num_started < len(live):
             self._begin()
@@ -191,14 +192,13 @@ class _Run:
         starts_first = self.now + step >= next_start
         if starts_first:
             step = next_start - self.now
-        left = self.left - rate * step
         # Each solve so far may have rounded what is left by an ulp of the size: less than that is nothing.
-        nothing = self.problem.size_bytes[self.active] * ((self.num_solves + 4) * UNIT_ROUNDOFF)
-        ending = left <= nothing
-        lasts = np.minimum(need, step)
-        self.held[self.active, stopped] += lasts
-        self._finish(self.active[ending], self.now + lasts[ending])
-        self.active, self.left = self.active[~ending], left[~ending]
+        nothing = (self.num_solves + 4) * UNIT_ROUNDOFF
+        size = self.problem.size_bytes
+        ended, lasts, self.active, self.left = self.solver.advance(
+            self.active, self.left, rate, stopped, size, self.held, step, nothing
+        )
+        self._finish(ended, self.now + lasts)
         self.now = next_start if starts_first else self.now + step
 
     def _finish(self, flows: npt.NDArray[np.int64], seconds: Floats) -> None:

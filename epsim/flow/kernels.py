@@ -148,9 +148,37 @@ def fair_need(
     return rate, need
 
 
+def advance(
+    active: Int64s,
+    left: Floats,
+    rate: Floats,
+    stopped: Int32s,
+    size: Int64s,
+    held: Floats,
+    step: float,
+    nothing: float,
+) -> tuple[Int64s, Floats, Int64s, Floats]:
+    """Go on for a step; arguments and results as of `maxmin.advance`."""
+    gone, lasts = np.empty(len(active), np.int64), np.empty(len(active))
+    stay, rest = np.empty(len(active), np.int64), np.empty(len(active))
+    num_gone, num_stay = 0, 0
+    for n in range(len(active)):
+        flow = active[n]
+        last = min(left[n] / rate[n], step)
+        held[flow, stopped[n]] += last
+        after = left[n] - rate[n] * step
+        if after <= size[flow] * nothing:
+            gone[num_gone], lasts[num_gone] = flow, last
+            num_gone += 1
+        else:
+            stay[num_stay], rest[num_stay] = flow, after
+            num_stay += 1
+    return gone[:num_gone], lasts[:num_gone], stay[:num_stay], rest[:num_stay]
+
+
 @functools.cache
 def compiled() -> dict[str, Callable[..., Any]]:
-    """Compile `fill` and `fair_need`, once per process; each compiles at its first call, some seconds in all.
+    """Compile `fill`, `fair_need` and `advance`, each at its first call; some seconds per process.
 
     Nothing is cached on disk: numba would write beside the installed package.
     """
@@ -158,6 +186,6 @@ def compiled() -> dict[str, Callable[..., Any]]:
 
     # Compiled code calls compiled code only, so the functions get globals in which all are.
     names = dict(globals())
-    for function in (_before, _sink, _index, _stop, weigh, fill, fair_need):
+    for function in (_before, _sink, _index, _stop, weigh, fill, fair_need, advance):
         names[function.__name__] = njit(FunctionType(function.__code__, names, function.__name__))
     return names

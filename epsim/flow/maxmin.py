@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from epsim.flow.problem import Floats, FlowProblem, Ints
 
+Int64s = npt.NDArray[np.int64]
 Rates = tuple[Floats, npt.NDArray[np.int32]]
 """(rate [n] bytes/s, column of the resource that stopped the flow [n])."""
 
@@ -154,6 +155,38 @@ def fair_need(paths: Paths, flows: Ints, left: Floats) -> tuple[Floats, Floats]:
     np.divide(np.append(paths.capacity, 0.0), weight, out=level, where=weight > 0)
     rate = level[table].min(axis=1)
     return rate, left / rate
+
+
+def advance(
+    active: Int64s,
+    left: Floats,
+    rate: Floats,
+    stopped: npt.NDArray[np.int32],
+    size: npt.NDArray[np.int64],
+    held: Floats,
+    step: float,
+    nothing: float,
+) -> tuple[Int64s, Floats, Int64s, Floats]:
+    """Let flows go on at fixed rates.
+
+    Args:
+      active: [n] flows.
+      left: [n] bytes each still has to send.
+      rate: [n] bytes/s.
+      stopped: [n] column of the resource that holds each back.
+      size: [F] bytes of all flows.
+      held: [F, H] seconds that each column held each flow; added to.
+      step: seconds to go on.
+      nothing: the part of a size that is nothing but rounding.
+
+    Returns:
+      Flows that end in the step and after how many seconds of it, flows that stay and their bytes left.
+    """
+    lasts = np.minimum(left / rate, step)
+    held[active, stopped] += lasts
+    left = left - rate * step
+    ending = left <= size[active] * nothing
+    return active[ending], lasts[ending], active[~ending], left[~ending]
 
 
 def certify(paths: Paths, flows: Ints, rate: Floats) -> str | None:
