@@ -60,8 +60,8 @@ def _ports(run: TransferRun) -> list[dict[str, Any]]:
     return [
         {
             "name": run.port_names[i],
-            "busy": run.port_busy_ps[i] / max(1, run.time_ps),
-            "gbytes": run.port_bytes[i] / 1e9,
+            "busy": float(run.port_busy_ps[i] / max(1, run.time_ps)),
+            "gbytes": float(run.port_bytes[i] / 1e9),
         }
         for i in order
     ]

@@ -20,9 +20,10 @@ from epsim.options import TokenCounts, TwoLayer
 from epsim.presets import PROFILE_SYSTEMS, model_shape
 from epsim.profile import Hardware, Software, hardware_profile, parameter_names, read_entry, software_profile
 from epsim.quantity import given
+from epsim.simulation import Level
 from reference.config import ExpertMap
 from reference.sizes import Dtype
-from topology import Topology
+from topology import Policy, Topology
 from topology.cluster import KINDS, from_toml
 from topology.units import parse_size
 
@@ -111,12 +112,60 @@ _PREDICTION_COLUMNS: Mapping[str, Kind] = {
     "fingerprint": "text",
 }
 
+SIMULATION_PARAMETERS: Mapping[str, Any] = {
+    **{name: PARAMETERS[name] for name in (
+        "system", "model", "ep", "tokens", "token_counts", "operations", "dtype", "hidden", "num_experts",
+        "num_topk", "routing", "seed", "masked_ratio", "hardware", "software", "workload", "port_rate",
+    )},
+    "level": Level, "policy": Policy, "with_slope": bool, "grain": str, "mode": Literal["exact", "bounded"],
+    "fault": str,
+}  # fmt: skip
+"""Type of one value of each keyword of `epsim.simulate`, its options' grain and mode, and one fault."""
+
+_SIMULATED = (
+    "gb_per_s_mean", "gb_per_s_min", "gb_per_s_max", "time_us", "bound_us", "predicted_us", "epilogue_us",
+    "wire_gb_per_s", "ratio_to_bound",
+)  # fmt: skip
+
+
+def _simulate(arguments: dict[str, Any]) -> list[Any]:
+    from epsim.schedule.grain import Grain
+    from epsim.sim.run import EventOptions
+    from epsim.simulate import FlowOptions, simulate
+
+    rest = dict(arguments)
+    grain = Grain.parse(rest.pop("grain", "chunk"))
+    mode, fault = rest.pop("mode", "exact"), rest.pop("fault", None)
+    (item,) = simulate(
+        **rest,
+        faults=() if fault is None else (fault,),
+        flow=FlowOptions(mode=mode),
+        events=EventOptions(grain=grain),
+    )
+    figures = [float(getattr(item, name)) for name in _SIMULATED]
+    return [*figures, item.binding, item.method, item.num_events, item.fingerprint]
+
+
+_SIMULATION_COLUMNS: Mapping[str, Kind] = {
+    **dict.fromkeys(_SIMULATED, "float"),
+    "binding": "text",
+    "method": "text",
+    "num_events": "int",
+    "fingerprint": "text",
+}
+
 TARGETS: Mapping[str, Target] = {
     "predict": Target(
         parameters=PARAMETERS,
         defaults={"ep": (8, 16, 32, 64, 128), "operations": ("dispatch", "combine")},
         columns=_PREDICTION_COLUMNS,
         call=_predict,
+    ),
+    "simulate": Target(
+        parameters=SIMULATION_PARAMETERS,
+        defaults={"ep": (8,), "operations": ("dispatch", "combine")},
+        columns=_SIMULATION_COLUMNS,
+        call=_simulate,
     ),
 }
 """By name."""
