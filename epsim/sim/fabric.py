@@ -155,7 +155,7 @@ class Fabric:
         if piece.hop:
             before = piece.path[piece.hop - 1]
             if self.is_fifo:
-                self._next_of_input(before)
+                self.clock.after(end - now, self._next_of_input, before)
             if before.credit is not None:
                 self.clock.after(end - now + before.latency_ps, self._returned, (before, size))
         piece.tail_ps = end + port.latency_ps
@@ -164,19 +164,14 @@ class Fabric:
         delay = end - now + port.latency_ps if is_last else port.latency_ps
         self.clock.after(delay, self._arrived, piece)
 
-    def _next_of_input(self, before: Port) -> None:
+    def _next_of_input(self, event: simpy.Event) -> None:
         """Let the next piece of an input queue try its output, now that the head has gone."""
-        waiting = self.inputs[id(before)]
+        waiting = self.inputs[id(event._value)]
         waiting.popleft()
         if waiting:
-            # In an event of its own: the port that called may be in the middle of its queue.
-            self.clock.after(0, self._offered, waiting[0])
-
-    def _offered(self, event: simpy.Event) -> None:
-        piece: Piece = event._value
-        port = piece.path[piece.hop]
-        port.queue.append(piece)
-        self._pump(port)
+            port = waiting[0].path[waiting[0].hop]
+            port.queue.append(waiting[0])
+            self._pump(port)
 
     def _woken(self, event: simpy.Event) -> None:
         port: Port = event._value
