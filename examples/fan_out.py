@@ -154,28 +154,32 @@ CONTEXT = Mechanism(
     name="contexts", title="contexts: 1,750 pairs, any makes room, hidden look-ups of 90 ns",
     cases=BOTH, part=4, options=EventOptions(engine=CONTEXTS),
 )  # fmt: skip
-TO_32: Sequence[int] = (8, 16, 32)
+SQES: Mapping[Operation, str] = {"dispatch": "sqe", "combine": "sqe"}
+SWITCHES: tuple[tuple[Mapping[Operation, Sequence[int]], int], ...] = (
+    ({"dispatch": (8, 32)}, 1),
+    ({"combine": (8, 16, 32)}, 16),
+)
+"""What queues in switches is tried on. Dispatch on full cards: it visits rank after rank, and a visit of a
+part would be short beside a buffer that is not."""
 MECHANISMS = (
     NOTHING,
     Mechanism(
         name="skew-off", title="dispatch: every AIV starts at its own rank",
-        cases={"dispatch": (8, 32, 64)}, options=EventOptions(rotates_by_aiv=True),
+        cases={"dispatch": (8, 32)}, part=1, options=EventOptions(rotates_by_aiv=True),
     ),
     Mechanism(
         name="by-home", title="combine: rank by rank, as dispatch",
         cases={"combine": (8, 32, 64)}, options=EventOptions(walks_by_home=True),
     ),
-    Mechanism(
-        name="credit", title="buffers of 16 KiB per link",
-        cases={"dispatch": (8, 32, 64), "combine": TO_32}, part=16,
-        options=EventOptions(credit_bytes=16_384, chunks_of_room=1),
-        grain={"dispatch": "sqe", "combine": "sqe"},
-    ),
-    Mechanism(
-        name="fifo", title="one queue per switch input (head of line), 128 KiB per link",
-        cases={"dispatch": (8, 32, 64), "combine": TO_32}, part=16,
-        options=EventOptions(fifo_inputs=True, chunks_of_room=1),
-        grain={"dispatch": "sqe", "combine": "sqe"},
+    *(
+        Mechanism(name=name, title=title, cases=cases, part=part, options=options, grain=SQES)
+        for cases, part in SWITCHES
+        for name, title, options in (
+            ("credit", "buffers of 64 KiB per link, not 128",
+             EventOptions(credit_bytes=65_536, chunks_of_room=1)),
+            ("fifo", "one queue per switch input (head of line), 128 KiB per link",
+             EventOptions(fifo_inputs=True, chunks_of_room=1)),
+        )
     ),
     Mechanism(
         name="hash", title="a plane per descriptor in turn of a hashed flow, not sprayed",
@@ -204,7 +208,7 @@ MECHANISMS = (
 FORECASTS = (
     replace(CONTEXT, name="32 AIVs", title="32 AIVs", aivs=32, part=8,
             cases={"dispatch": (64, 128), "combine": (64, 128)}),
-    replace(CONTEXT, name="BF16", title="BF16 dispatch", dtype="bf16", cases={"dispatch": (64, 128)}),
+    replace(CONTEXT, name="BF16", title="BF16 dispatch", dtype="bf16", part=8, cases={"dispatch": (64, 128)}),
     replace(CONTEXT, name="full card", title="full card", part=1, cases={"combine": (32,)}),
 )  # fmt: skip
 QUICK = (
