@@ -63,7 +63,7 @@ def is_table(routing: str | Path | TopK) -> bool:
     """Tell whether a routing is given token by token, not by a law or a histogram.
 
     Raises:
-      InputError: it is empty.
+      InputError: it is empty, or a path of something that is not read.
     """
     if isinstance(routing, TopK):
         return True
@@ -72,12 +72,18 @@ def is_table(routing: str | Path | TopK) -> bool:
     if str(routing).partition(":")[0] in ROUTINGS:
         # A folder of that name does not change what the word means; ./uniform is the folder.
         return False
-    path = Path(routing)
-    return (
+    path, text = Path(routing), str(routing)
+    if (
         (path.suffix in ROUTING_SUFFIXES and not is_histogram(path))
         or kind_of(path) == "folder"
-        or "*" in str(routing)
-    )
+        or "*" in text
+    ):
+        return True
+    if path.suffix not in LOAD_SUFFIXES and ":" not in text and ("/" in text or path.suffix):
+        ids, loads = ", ".join(ROUTING_SUFFIXES), ", ".join(LOAD_SUFFIXES)
+        rule = f"must be a folder, a file of ids ({ids}) or loads ({loads}), or one of {', '.join(ROUTINGS)}"
+        raise InputError("routing", text, rule)
+    return False
 
 
 def read_table(config: EPConfig, routing: str | Path | TopK) -> TopK:

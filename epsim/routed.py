@@ -9,12 +9,11 @@ import numpy as np
 
 from epsim.capture import INDEX, CaptureOptions, read_capture
 from epsim.capture_notes import capture_notes
-from epsim.counting import is_histogram
+from epsim.counting import is_table
 from epsim.errors import InputError
 from reference.config import EPConfig
-from reference.files import LOAD_SUFFIXES, ROUTING_SUFFIXES, read_loads, read_ranks, read_routing
+from reference.files import LOAD_SUFFIXES, read_loads, read_ranks, read_routing
 from reference.generate import generate_topk, sample_loads
-from reference.readable import kind_of
 from reference.topk import TopK
 
 DEFAULT_EP = 8
@@ -101,15 +100,9 @@ def load_routing(request: RoutingRequest) -> Routed:
       ConfigError: a bad file or number.
     """
     routing = request.routing
-    if not routing:
-        raise InputError("routing", routing, "must name a law, as uniform, or a file")
-    path = Path(routing)
-    if (
-        (path.suffix in ROUTING_SUFFIXES and not is_histogram(path))
-        or kind_of(path) == "folder"
-        or "*" in routing
-    ):
+    if is_table(routing):
         return _from_file(request)
+    path = Path(routing)
     tokens = request.tokens or (DEFAULT_TOKENS,)
     if not any(tokens):
         raise InputError("tokens", 0, "a routing needs at least one")

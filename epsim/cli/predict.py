@@ -34,7 +34,11 @@ def predict(
     alignment: Annotated[int, Parameter(help="rows that an expert's block is padded to")] = 128,
     routing: Annotated[
         str,
-        Parameter(help="uniform, zipf:1.1, lognormal:0.5, unbalanced:2, precise:1.5, groups:8/4, or a file"),
+        Parameter(
+            help="uniform, zipf:1.1, lognormal:0.5, unbalanced:2, precise:1.5, groups:8/4; or a file "
+            "(.safetensors, .npz, .npy) with topk_idx, signed integers [rank, token, top-k], -1 = masked; a "
+            "folder with one per rank; or loads per expert (.npy, .csv, .json, .toml)"
+        ),
     ] = "uniform",
     seed: Annotated[int, Parameter(help="of sampled routing")] = 0,
     draws: Annotated[

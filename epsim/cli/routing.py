@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 RoutingText = Annotated[
     str,
     Parameter(
-        help="a file (.safetensors, .npz, .npy), a folder with one per rank, a dump (docs/debug.md; its "
-        "capture.json tells group and layout), or a law as uniform"
+        help="a file (.safetensors, .npz, .npy) with topk_idx, signed integers [rank, token, top-k], -1 = "
+        "masked; a folder with one per rank, topk_idx [token, top-k]; a dump (docs/debug.md; its "
+        "capture.json tells group and layout); or a law as uniform"
     ),
 ]
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="print JSON for programs")]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from epsim.deep_ep.ep import EPBuffer
+from epsim.deep_ep.errors import RefusedError
 from epsim.deep_ep.handle import EPHandle
 
 
@@ -27,13 +28,22 @@ def dispatch(
       x: [n, H] bf16.
       topk_idx: [n, K] int64.
       topk_weights: [n, K] float32; their gradient is gathered from the rows.
-      options: of `EPBuffer.dispatch`, such as num_experts and expert_alignment; none that defers. do_expand
-        is on unless given, and padding is zero then, because a gradient must not meet undefined rows.
+      options: of `EPBuffer.dispatch`, such as num_experts and expert_alignment, but not defer_epilogue.
+        do_expand is on unless given, and padding is zero then, because a gradient must not meet undefined
+        rows.
 
     Returns:
       recv_x [X, H] and recv_topk_weights [X] (not expanded: [N, H] and [N, K], of which only the columns of
       own experts may be used), and the handle.
+
+    Raises:
+      RefusedError: defer_epilogue; otherwise as `EPBuffer.dispatch`.
     """
+    buffer.check_alive("dispatch")
+    with buffer.exchange.telling("dispatch"):
+        if options.get("defer_epilogue"):
+            rule = "gradients need the rows now; call EPBuffer.dispatch to defer"
+            raise RefusedError("defer_epilogue", True, rule)
     options = {"do_expand": True} | options
     options = {"do_zero_padding": options["do_expand"]} | options
     made: list[EPHandle] = []
@@ -69,7 +79,9 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc]
         options: dict[str, Any],
         made: list[EPHandle],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        recv_x, _, recv_weights, handle, _ = buffer.dispatch(x, topk_idx, topk_weights, **options)
+        recv_x, _, recv_weights, handle, event = buffer.dispatch(x, topk_idx, topk_weights, **options)
+        if event.event is not None:
+            event.wait()
         made.append(handle)
         ctx.buffer, ctx.handle = buffer, handle
         return recv_x, recv_weights

@@ -5,9 +5,8 @@ slot copies, -1 = empty. What the two calls mean is in `reference.redundancy`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +16,9 @@ from epsim.deep_ep.arrays import Array, array_of, row_bytes
 from epsim.deep_ep.context import Context
 from epsim.deep_ep.errors import HostCheckError, raised_as
 from epsim.deep_ep.events import EventHandle, EventOverlap
-from epsim.deep_ep.tensor_checks import check_tensor
-from reference.errors import ConfigError
+from epsim.deep_ep.tensor_checks import Tensors, check_tensor, listed
 from reference.redundancy import GRAD_DTYPES, check_redundancy_mapping, sum_copies
 
-Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 Mapping32 = npt.NDArray[np.int32]
 
 
@@ -140,13 +137,10 @@ def _agree(
     dtypes: tuple[np.dtype[Any], ...] | None = None,
 ) -> tuple[list[tuple[Array, Array]], Mapping32]:
     """Check the tensors, and agree with all ranks on their shapes and on the mapping."""
-    try:
+    with context.exchange.telling(operation):
         context.outstanding.check_idle(operation)
         pairs = _pairs(redundant, experts, dtypes)
         table = _table(mapping, context.num_ranks, pairs)
-    except ConfigError as error:
-        context.exchange.agree(operation, error=error)
-        raise
     forms = [f"{own.dtype} {own[0].size} elements x {len(own)}" for _, own in pairs]
     digest = blake2b(table.tobytes(), digest_size=8).hexdigest()
     same = {"expert tensors": forms, "redundancy_mapping": f"{table.shape} digest {digest}"}
@@ -160,15 +154,14 @@ def _pairs(
     """Return (slots [C, ...], experts [L, ...]) per tensor.
 
     Raises:
-      HostCheckError: other numbers, dtypes or sizes.
+      HostCheckError: other kinds, numbers, dtypes or sizes.
     """
-    copies = [redundant] if isinstance(redundant, torch.Tensor) else list(redundant)
-    originals = [experts] if isinstance(experts, torch.Tensor) else list(experts)
+    copies, originals = listed("redundant tensors", redundant), listed("expert tensors", experts)
     if not originals or len(copies) != len(originals):
         raise HostCheckError("redundant tensors", len(copies), f"there are {len(originals)} expert tensors")
     for number, (copy, original) in enumerate(zip(copies, originals, strict=True)):
-        check_tensor(f"expert tensor {number}", original, dim=original.dim(), dtype=None)
-        check_tensor(f"redundant tensor {number}", copy, dim=copy.dim(), dtype=original.dtype)
+        check_tensor(f"expert tensor {number}", original, dim=None, dtype=None)
+        check_tensor(f"redundant tensor {number}", copy, dim=None, dtype=original.dtype)
     pairs = [(array_of(c), array_of(o)) for c, o in zip(copies, originals, strict=True)]
     for number, (slots, own) in enumerate(pairs):
         if min(slots.ndim, own.ndim) < 2 or len(own) != len(pairs[0][1]) or not len(own):
@@ -183,6 +176,7 @@ def _pairs(
 
 
 def _table(mapping: torch.Tensor, num_ranks: int, pairs: list[tuple[Array, Array]]) -> Mapping32:
+    check_tensor("redundancy_mapping", mapping, dim=2, dtype=torch.int32)
     with raised_as(HostCheckError):
         table = check_redundancy_mapping(
             array_of(mapping), ep_size=num_ranks, num_experts=num_ranks * len(pairs[0][1])

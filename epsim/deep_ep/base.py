@@ -2,13 +2,13 @@
 
 import sys
 import warnings
+from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from epsim.deep_ep.comm.handle import HCCLCommHandle, get_hccl_comm_handle
-from epsim.deep_ep.errors import PeerLostError, RankMismatchError, RefusedError
+from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, RefusedError
 from epsim.deep_ep.exchange import Exchange
+from epsim.deep_ep.meeting import group_of, telling_peers
 from reference.workspace import WORKSPACE_BYTES
 
 
@@ -16,8 +16,22 @@ def leave(exchange: Exchange) -> None:
     """Meet all ranks at the end of a buffer; warn if they do not come."""
     try:
         exchange.barrier("destroy")
-    except (PeerLostError, RankMismatchError) as error:
+    except (PeerLostError, PeerRefusedError, RankMismatchError) as error:
         warnings.warn(f"{error}; the buffer is destroyed all the same", RuntimeWarning, stacklevel=3)
+
+
+def check_timeout(name: str, secs: object) -> None:
+    """Refuse what is no time limit.
+
+    Raises:
+      RefusedError: not a number of seconds above 0 that torch can wait.
+    """
+    try:
+        is_positive = timedelta(seconds=secs) > timedelta(0)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        is_positive = False
+    if not is_positive:
+        raise RefusedError(name, secs, "must be above 0, in seconds")
 
 
 class BufferBase:
@@ -36,7 +50,8 @@ class BufferBase:
       is_destroyed: no call is legal any more.
 
     Raises:
-      RefusedError: a time limit of 0 or less.
+      RefusedError: a time limit of 0 or less, or no process group.
+      PeerRefusedError: a member of the group refused its arguments.
       PeerLostError: a member of the group did not come.
     """
 
@@ -52,10 +67,10 @@ class BufferBase:
     ) -> None:
         """Connect to the other ranks."""
         self.is_destroyed = True  # nothing to warn about when the construction fails
-        if timeout_secs <= 0:
-            raise RefusedError("timeout_secs", timeout_secs, "must be above 0")
-        self.group = dist.group.WORLD if group is None else group
-        self.rank_idx, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.group = group_of(group)
+        with telling_peers(self.group):
+            check_timeout("timeout_secs", timeout_secs)
+        self.rank_idx, self.num_ranks = self.group.rank(), self.group.size()
         self.explicitly_destroy, self.num_bytes = explicitly_destroy, num_bytes
         self.hccl_comm_handle: HCCLCommHandle = get_hccl_comm_handle(self.group)
         self.exchange = Exchange(self.group, timeout_secs=timeout_secs)

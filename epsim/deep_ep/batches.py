@@ -6,7 +6,6 @@ R ranks of a group, r this rank's place in it.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from epsim.deep_ep.arrays import Array, array_of
 from epsim.deep_ep.exchange import Bytes, Exchange
@@ -67,8 +66,3 @@ def scattered_sums(
 def _as_dtype(values: Array, dtype: np.dtype[np.generic]) -> Array:
     """Return bf16 that travelled for float32 as float32 again."""
     return widen(values) if values.dtype == BF16.dtype and dtype == np.float32 else values
-
-
-def listed(tensors: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return one tensor or several as a list."""
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

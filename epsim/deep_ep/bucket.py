@@ -5,16 +5,17 @@ in `reference.reductions`.
 Source: deepep-ascend.md sections 1.13, 1.14 and 4.9.
 """
 
-import math
+import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import torch
 
 from epsim.deep_ep.allocator import BufferAllocator
 from epsim.deep_ep.arrays import numpy_dtype, tensor_of
 from epsim.deep_ep.base import BufferBase, leave
-from epsim.deep_ep.batches import all_gathered, listed, reduced, scattered_sums
+from epsim.deep_ep.batches import all_gathered, reduced, scattered_sums
 from epsim.deep_ep.comm import (
     get_comm_stream,
     get_hccl_comm_handle,
@@ -25,13 +26,13 @@ from epsim.deep_ep.editions import edition_of
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.exchange import Exchange
+from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.regions import Part, Regions, check_batch, check_disjoint, checked_bytes
 from epsim.deep_ep.session import BucketSession
+from epsim.deep_ep.tensor_checks import Tensors, listed
 from reference import reductions
 from reference.bucket import MAX_GROUPS, UNDEFINED
-from reference.errors import ConfigError
 
-Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -73,7 +74,7 @@ class BucketBuffer(BufferBase):
       UnsupportedError: sl_idx is given.
       RefusedError: a materialised plan, a size or timeout that is not positive, no 2 MiB multiple.
       HostCheckError: no group or more than 8.
-      RankMismatchError: sizes differ between the ranks of a group.
+      RankMismatchError, PeerRefusedError: sizes differ in a group, or another rank's are refused.
     """
 
     get_comm_stream = get_comm_stream
@@ -93,21 +94,26 @@ class BucketBuffer(BufferBase):
     ) -> None:
         """Allocate the storage; collective."""
         del use_huge1g_page
-        self.edition = edition_of(edition)
-        if sl_idx is not None and self.edition.name == "ascend":
-            raise UnsupportedError("sl_idx", sl_idx, "edition ascend has only None")
-        num_bytes = checked_bytes(allocation_plan_or_num_bytes)
-        self.groups = list(group) if isinstance(group, Sequence) else [group]
-        if not 1 <= len(self.groups) <= MAX_GROUPS:
-            raise HostCheckError("group", f"{len(self.groups)} groups", f"must be 1 to {MAX_GROUPS}")
-        super().__init__(
-            self.groups[0],
-            timeout_secs=num_gpu_timeout_secs,
-            explicitly_destroy=explicitly_destroy,
-            num_bytes=num_bytes,
-        )
-        others = [Exchange(other, timeout_secs=num_gpu_timeout_secs) for other in self.groups[1:]]
-        self.exchanges = [self.exchange, *others]
+        self.groups = [group_of(member) for member in (group if isinstance(group, Sequence) else [group])]
+        with telling_peers(*self.groups):
+            self.edition = edition_of(edition)
+            if sl_idx is not None and self.edition.name == "ascend":
+                raise UnsupportedError("sl_idx", sl_idx, "edition ascend has only None")
+            num_bytes = checked_bytes(allocation_plan_or_num_bytes)
+            if not 1 <= len(self.groups) <= MAX_GROUPS:
+                raise HostCheckError("group", f"{len(self.groups)} groups", f"must be 1 to {MAX_GROUPS}")
+        # A group that does not come together is told to those that come after it.
+        with telling_peers(*self.groups[1:]):
+            super().__init__(
+                self.groups[0],
+                timeout_secs=num_gpu_timeout_secs,
+                explicitly_destroy=explicitly_destroy,
+                num_bytes=num_bytes,
+            )
+        self.exchanges = [self.exchange]
+        for number, other in enumerate(self.groups[1:], start=2):
+            with telling_peers(*self.groups[number:]):
+                self.exchanges.append(Exchange(other, timeout_secs=num_gpu_timeout_secs))
         self.contexts = [get_hccl_comm_handle(member) for member in self.groups]
         for exchange in self.exchanges:
             same = {"num_bytes": num_bytes, "edition": self.edition.name}
@@ -178,10 +184,7 @@ class BucketBuffer(BufferBase):
 
     def _exchange_of(self, operation: str, group: Any) -> Exchange:  # noqa: ANN401 - torch's type
         self.check_alive(operation)
-        idx = self.get_context_idx(group)
-        if self.session_in_use is not None and operation != "barrier":
-            self.session_in_use.bind(group)
-        return self.exchanges[idx]
+        return self.exchanges[self.get_context_idx(group)]
 
     def all_gather(
         self,
@@ -211,12 +214,14 @@ class BucketBuffer(BufferBase):
           PeerRefusedError: another rank's tensors do not fit.
         """
         exchange = self._exchange_of("all_gather", group)
-        sources, outs = listed(srcs), None if dsts is None else listed(dsts)
-        parts = self._agreed(
-            exchange, "all_gather", {}, lambda: self._gather_parts(sources, outs, exchange, num_sms)
-        )
+
+        def prepare() -> list[Part]:
+            outs = None if dsts is None else listed("dsts", dsts)
+            return self._gather_parts(listed("srcs", srcs), outs, exchange, num_sms)
+
+        parts = self._agreed(exchange, "all_gather", {}, prepare)
         shards = all_gathered(exchange, parts)
-        copies = [] if self.session_in_use is None or outs is None else outs
+        copies = [] if self.session_in_use is None or dsts is None else listed("dsts", dsts)
 
         def finish() -> Tensors:
             views = [
@@ -229,7 +234,7 @@ class BucketBuffer(BufferBase):
             results = copies or views
             return results[0] if isinstance(srcs, torch.Tensor) else results
 
-        return self._event(finish, sources, 0)
+        return self._event(finish, srcs, 0)
 
     def _gather_parts(
         self,
@@ -284,14 +289,14 @@ class BucketBuffer(BufferBase):
           HostCheckError, RankMismatchError, PeerRefusedError: as `all_gather`.
         """
         exchange = self._exchange_of("reduce_scatter", group)
-        sources, size = listed(srcs), exchange.num_ranks
+        size = exchange.num_ranks
         same = {"comm_precision": comm_precision, "scale": scale}
 
         def prepare() -> list[Part]:
             if comm_precision not in reductions.COMM_PRECISIONS:
                 rule = f"must be one of {', '.join(reductions.COMM_PRECISIONS)}"
                 raise HostCheckError("comm_precision", comm_precision, rule)
-            return self._reduce_parts("reduce_scatter", sources, scale, size)
+            return self._reduce_parts("reduce_scatter", srcs, scale, size)
 
         parts = self._agreed(exchange, "reduce_scatter", same, prepare)
         sums = scattered_sums(exchange, parts, scale=scale, rounds_to_bf16=comm_precision == "bf16")
@@ -304,7 +309,7 @@ class BucketBuffer(BufferBase):
                 results.append(whole.view(size, -1)[exchange.rank].copy_(tensor_of(total)))
             return results[0] if isinstance(srcs, torch.Tensor) else results
 
-        return self._event(finish, sources, num_sms)
+        return self._event(finish, srcs, num_sms)
 
     def all_reduce(
         self,
@@ -329,12 +334,11 @@ class BucketBuffer(BufferBase):
           HostCheckError, RankMismatchError, PeerRefusedError: as `all_gather`.
         """
         exchange = self._exchange_of("all_reduce", group)
-        sources = listed(srcs)
         parts = self._agreed(
             exchange,
             "all_reduce",
             {"scale": scale},
-            lambda: self._reduce_parts("all_reduce", sources, scale, 1),
+            lambda: self._reduce_parts("all_reduce", srcs, scale, 1),
         )
         sums = reduced(exchange, parts, scale)
 
@@ -345,15 +349,14 @@ class BucketBuffer(BufferBase):
             ]
             return results[0] if isinstance(srcs, torch.Tensor) else results
 
-        return self._event(finish, sources, num_sms)
+        return self._event(finish, srcs, num_sms)
 
-    def _reduce_parts(
-        self, operation: str, sources: list[torch.Tensor], scale: float, divisor: int
-    ) -> list[Part]:
+    def _reduce_parts(self, operation: str, srcs: Tensors, scale: float, divisor: int) -> list[Part]:
         if self.edition.name == "ascend":
             raise UnsupportedError("edition", "ascend", f"it has no {operation}; edition='nvidia' has")
-        if not math.isfinite(scale):
+        if not isinstance(scale, numbers.Real) or not np.isfinite(scale):
             raise HostCheckError("scale", scale, "must be a finite number")
+        sources = listed("srcs", srcs)
         check_batch("srcs", sources)
         for number, src in enumerate(sources):
             if numpy_dtype(src.dtype) not in reductions.REDUCE_DTYPES:
@@ -374,21 +377,17 @@ class BucketBuffer(BufferBase):
         prepare: Callable[[], list[Part]],
     ) -> list[Part]:
         """Return the parts of a call once all ranks know that they fit everywhere."""
-        parts: list[Part] = []
-        error = None
-        try:
+        with exchange.telling(operation):
+            if self.session_in_use is not None:
+                self.session_in_use.bind(self.groups[self.exchanges.index(exchange)])
             parts = prepare()
             check_disjoint(parts)
-        except ConfigError as found:
-            error = found
         described = {f"tensor {number}": str(part) for number, part in enumerate(parts)}
-        exchange.agree(operation, same={**same, **described}, error=error)
+        exchange.agree(operation, same={**same, **described})
         return parts
 
-    def _event(
-        self, finish: Callable[[], Tensors], sources: list[torch.Tensor], num_sms: int | None
-    ) -> EventOverlap:
-        event = BucketEvent(EventHandle(), extra_tensors=tuple(sources))
+    def _event(self, finish: Callable[[], Tensors], srcs: Tensors, num_sms: int | None) -> EventOverlap:
+        event = BucketEvent(EventHandle(), extra_tensors=tuple(listed("srcs", srcs)))
         event.register_hook_after_wait(finish)
         event.num_sms = num_sms or 0
         return event

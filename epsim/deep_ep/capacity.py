@@ -118,6 +118,9 @@ class Room:
     def _check_limits(self, config: EPConfig, names: frozenset[str], num_sms: int, dtype: Dtype) -> None:
         for limit in limits(config, num_aivs=AIVS_PER_AI_CORE * num_sms, dtype=dtype):
             if limit.id in names and limit.severity == "error":
+                if limit.field == "num_aivs":
+                    rule = f"{limit.rule} in vector cores, {AIVS_PER_AI_CORE} of each AI core"
+                    raise HostCheckError("num_sms", num_sms, rule)
                 raise HostCheckError(limit.field, limit.value, limit.rule)
 
     def _check_nvidia(self, config: EPConfig, num_sms: int) -> None:

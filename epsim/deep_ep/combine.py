@@ -17,7 +17,6 @@ from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.handle import EPHandle
 from epsim.deep_ep.records import pack, unpack
 from epsim.deep_ep.tensor_checks import check_biases, check_handle, check_shape, check_tensor
-from reference.errors import ConfigError
 from reference.handle import Handle
 from reference.one_rank import combine_home, returned_counts, rows_to_return
 from reference.order import ReductionOrder, library_order
@@ -141,15 +140,12 @@ def _check_rows(plan: Handle, x: torch.Tensor, weights: torch.Tensor | None) -> 
 def _issue(arguments: CombineArguments, context: Context) -> Returned:
     """Agree with all ranks on the call, and exchange the rows of every token."""
     exchange = context.exchange
-    try:
+    with exchange.telling("combine"):
         call = _check_host(arguments, context)
-    except ConfigError as error:
-        exchange.agree("combine", error=error)
-        raise
-    plan, weights = call.plan, arguments.topk_weights
-    back = rows_to_return(
-        plan, array_of(arguments.x), call.order, None if weights is None else array_of(weights)
-    )
+        plan, weights = call.plan, arguments.topk_weights
+        back = rows_to_return(
+            plan, array_of(arguments.x), call.order, None if weights is None else array_of(weights)
+        )
     per_choice = plan.mode.expand and not call.order.in_rank
     due = returned_counts(plan.config, plan.topk_idx, per_choice=per_choice).tolist()
     own = {"sent": back.counts.tolist(), "due": due}

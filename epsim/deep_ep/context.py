@@ -29,13 +29,17 @@ class Outstanding:
         """Refuse a further operation while one is outstanding.
 
         Raises:
-          UndefinedError: both would use the same memory; on the device one would overwrite the other's.
+          UndefinedError: both would use the same memory; on the device one would overwrite the other's. If
+            nobody can wait for it any more, this is said once, and the buffer is free again.
         """
         if self._event is None:
             return
-        state = "not waited for yet" if self._event() is not None else "dropped without a wait"
-        rule = f"one operation at a time: wait for it before {operation}"
-        raise UndefinedError("buffer", f"busy with a deferred {self._name}, {state}", rule)
+        if self._event() is not None:
+            rule = f"one operation at a time: wait for it before {operation}"
+            raise UndefinedError("buffer", f"busy with a deferred {self._name}, not waited for yet", rule)
+        self._event = None
+        rule = f"its results are lost, so keep the event; the buffer is free again, repeat the {operation}"
+        raise UndefinedError("buffer", f"left with a deferred {self._name}, dropped without a wait", rule)
 
     @property
     def is_waited_for(self) -> bool:

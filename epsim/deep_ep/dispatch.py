@@ -17,7 +17,6 @@ from epsim.deep_ep.handle import EPHandle, handle_of, masked_ids
 from epsim.deep_ep.records import pack, unpack
 from epsim.deep_ep.tensor_checks import Payload
 from reference.deliver import Cargo, deliver_received
-from reference.errors import ConfigError
 from reference.handle import Handle
 from reference.one_rank import received_counts, tokens_to_send
 from reference.placement import plan_rank
@@ -53,26 +52,25 @@ class Arrived:
 def dispatch(arguments: DispatchArguments, context: Context) -> EventOverlap | tuple[Any, ...]:
     """Run a dispatch; see `EPBuffer.dispatch`."""
     arrived = _issue(arguments, context)
+    is_sorted_later = arguments.async_with_compute_stream and not arguments.defer_epilogue
+    if is_sorted_later and arrived.plan.cached_recv_src_metadata_before_sort is not None:
+        return _finish_then_sort(arrived, context)
+    # Made now, because from now on a write to topk_idx makes it stale.
+    handle = _handle(arrived, arrived.plan, context)
     if arguments.defer_epilogue:
-        return context.outstanding.defer("dispatch", lambda: _finish(arrived, context), arrived.call.watch())
-    if not arguments.async_with_compute_stream:
-        return (*_finish(arrived, context), EventOverlap())
-    if arrived.plan.cached_recv_src_metadata_before_sort is None:
-        return (*_finish(arrived, context), EventOverlap(EventHandle()))
-    return _finish_then_sort(arrived, context)
+        return context.outstanding.defer("dispatch", lambda: _finish(arrived, handle), arrived.call.watch())
+    event = EventOverlap(EventHandle()) if arguments.async_with_compute_stream else EventOverlap()
+    return (*_finish(arrived, handle), event)
 
 
 def _issue(arguments: DispatchArguments, context: Context) -> Arrived:
     """Agree with all ranks on the call, and exchange what belongs together."""
     exchange = context.exchange
-    try:
+    with exchange.telling("dispatch"):
         arguments.check_front_end(context)
         call = check_host(arguments, context)
         ids = masked_ids(call.topk_idx)
         check_ids(context.rank, ids, call.config.num_experts)
-    except ConfigError as error:
-        exchange.agree("dispatch", error=error)
-        raise
     owns = exchange.agree("dispatch", same=call.same(context), own={"num_tokens": len(ids)})
     mode = replace(
         context.mode,
@@ -102,22 +100,27 @@ def _issue(arguments: DispatchArguments, context: Context) -> Arrived:
     return Arrived(call=call, plan=plan, cargo=cargo, ids=received_ids, number=exchange.num_calls)
 
 
-def _finish(arrived: Arrived, context: Context) -> DispatchOutputs:
-    """Lay out the rows and make the handle."""
-    return _outputs(arrived, arrived.lay_out(arrived.plan), _handle(arrived, arrived.plan, context))
+def _finish(arrived: Arrived, handle: EPHandle) -> DispatchOutputs:
+    """Lay out the rows, and count them."""
+    _count(arrived)
+    return _outputs(arrived, arrived.lay_out(arrived.plan), handle)
 
 
 def _handle(arrived: Arrived, plan: Handle, context: Context) -> EPHandle:
-    """Return the caller's handle of a cached dispatch, else a new one; a new one is counted in the stats."""
+    """Return the caller's handle of a cached dispatch, else a new one."""
     call = arrived.call
     if call.handle is not None:
         return call.handle
     topk_idx = call.topk_idx.clone() if call.arguments.do_handle_copy else call.topk_idx
     handle = handle_of(plan, topk_idx, num_sms=call.num_sms, num_scaleup_ranks=context.room.num_scaleup_ranks)
     handle.call = arrived.number
-    if call.stats is not None:
-        call.stats.add_(tensor_of(plan.num_unaligned_recv_tokens_per_expert))
     return handle
+
+
+def _count(arrived: Arrived) -> None:
+    """Add the rows of each expert to the caller's statistics, if there are any."""
+    if arrived.call.stats is not None:
+        arrived.call.stats.add_(tensor_of(arrived.plan.num_unaligned_recv_tokens_per_expert))
 
 
 def _outputs(arrived: Arrived, result: DispatchResult, handle: EPHandle) -> DispatchOutputs:
@@ -138,6 +141,7 @@ def _finish_then_sort(arrived: Arrived, context: Context) -> tuple[Any, ...]:
     plan = replace(arrived.plan, recv_src_metadata=before.copy())
     handle = _handle(arrived, plan, context)
     handle.awaits_sort = True
+    _count(arrived)
     outputs = _outputs(arrived, arrived.lay_out(plan), handle)
 
     def sort() -> None:

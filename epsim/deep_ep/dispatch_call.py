@@ -30,7 +30,7 @@ from epsim.deep_ep.tensor_checks import (
     check_tensor,
     check_topk_weights,
 )
-from reference.config import EPConfig
+from reference.config import EPConfig, whole_number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,7 +130,7 @@ class DispatchCall:
 
     def watch(self) -> Watch:
         """Return what the transfer reads until its epilogue."""
-        return Watch(x=self.data, scales=self.scales, topk_weights=self.weights)
+        return Watch(x=self.data, scales=self.scales, topk_idx=self.topk_idx, topk_weights=self.weights)
 
     def parts(self) -> list[Array]:
         """Return the columns of a record: data, scales, weights, and ids where the layout shows them."""
@@ -269,10 +269,9 @@ def _config(arguments: DispatchArguments, context: Context, *, hidden: int, num_
 def _num_sms(arguments: DispatchArguments, context: Context) -> int:
     if arguments.handle is not None:
         return arguments.handle.num_sms
-    if arguments.num_sms < 0:
-        raise HostCheckError("num_sms", arguments.num_sms, "must be at least 0, 0 = the library's choice")
-    default = get_num_ai_cores() if context.room.is_ascend else NVIDIA_NUM_SMS
-    return arguments.num_sms or default
+    with raised_as(HostCheckError):
+        num_sms = whole_number("num_sms", arguments.num_sms, 0)
+    return num_sms or (get_num_ai_cores() if context.room.is_ascend else NVIDIA_NUM_SMS)
 
 
 def check_ids(rank: int, ids: np.ndarray[Any, Any], num_experts: int) -> None:

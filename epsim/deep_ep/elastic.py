@@ -14,6 +14,7 @@ from epsim.deep_ep.ep import EPBuffer
 from epsim.deep_ep.errors import RefusedError, UnsupportedError
 from epsim.deep_ep.events import EventHandle
 from epsim.deep_ep.handle import EPHandle
+from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.tensor_checks import Payload
 
 V2 = "nvidia-v2"
@@ -58,8 +59,10 @@ class ElasticBuffer(EPBuffer):
     ) -> None:
         """Connect the ranks; collective."""
         self.is_destroyed = True  # nothing to warn about when the construction fails
-        if num_cpu_bytes:
-            raise UnsupportedError("num_cpu_bytes", num_cpu_bytes, "host memory is for Engram: EngramBuffer")
+        with telling_peers(group_of(group)):
+            if num_cpu_bytes:
+                rule = "host memory is for Engram: EngramBuffer"
+                raise UnsupportedError("num_cpu_bytes", num_cpu_bytes, rule)
         super().__init__(
             group,
             num_bytes,

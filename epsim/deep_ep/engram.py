@@ -16,6 +16,7 @@ from epsim.deep_ep.comm import barrier, get_comm_stream, get_logical_domain_size
 from epsim.deep_ep.editions import edition_of
 from epsim.deep_ep.entries import TORCH_DTYPES, EngramMemory, FetchHook, check_tables, entry_dtype
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
+from epsim.deep_ep.meeting import group_of, telling_peers
 from reference.config import whole_number
 from reference.edition import Edition
 from reference.engram import EngramConfig
@@ -69,7 +70,7 @@ class EngramBuffer(BufferBase):
       TypeError: both names of the storage's size.
       UnsupportedError: what the Ascend edition does not have.
       RefusedError: a size is no positive multiple of 2 MiB, or a timeout of 0 or less.
-      RankMismatchError: arguments differ between ranks.
+      RankMismatchError, PeerRefusedError: arguments differ between ranks, or another rank's are refused.
     """
 
     barrier = barrier
@@ -97,17 +98,18 @@ class EngramBuffer(BufferBase):
     ) -> None:
         """Allocate the buffer; collective."""
         del use_huge1g_page
-        self.edition = edition_of(edition)
-        if self.edition.name == "ascend":
-            _refuse_others(
-                use_cpu_rdma_storage=(use_cpu_rdma_storage, False),
-                num_allocated_qps=(num_allocated_qps, 0),
-                qp_depth=(qp_depth, 0),
-                restrict_rd_atomic=(restrict_rd_atomic, False),
-                sl_idx=(sl_idx, None),
-            )
         sizes = {"num_gpu_bytes": num_gpu_bytes, NEW_NAME: num_rdma_storage_bytes}
-        _check_sizes(sizes)
+        with telling_peers(group_of(group)):
+            self.edition = edition_of(edition)
+            if self.edition.name == "ascend":
+                _refuse_others(
+                    use_cpu_rdma_storage=(use_cpu_rdma_storage, False),
+                    num_allocated_qps=(num_allocated_qps, 0),
+                    qp_depth=(qp_depth, 0),
+                    restrict_rd_atomic=(restrict_rd_atomic, False),
+                    sl_idx=(sl_idx, None),
+                )
+            _check_sizes(sizes)
         super().__init__(
             group,
             timeout_secs=num_gpu_timeout_secs,
@@ -192,16 +194,12 @@ class EngramBuffer(BufferBase):
         """
         self.check_alive("set_config")
         numbers = (num_entries_per_layer, hidden, num_max_tokens, num_entries_per_token, dtype, num_sf_packs)
-        error, config = None, None
-        try:
+        with self.exchange.telling("set_config"):
             config = _config(*numbers)
             self._check_room(config)
-        except HostCheckError as found:
-            error = found
         same = {"num_entries_per_layer": list(num_entries_per_layer), "hidden": hidden, "dtype": str(dtype)}
         same |= {"num_max_tokens": num_max_tokens, "num_entries_per_token": num_entries_per_token}
-        self.exchange.agree("set_config", same={**same, "num_sf_packs": num_sf_packs}, error=error)
-        assert config is not None, "agree raises the error"
+        self.exchange.agree("set_config", same={**same, "num_sf_packs": num_sf_packs})
         self._memory = EngramMemory(config, self.num_ranks, self.storage, self.edition.scale_column_rows)
 
     def _check_room(self, config: EngramConfig) -> None:
@@ -226,21 +224,19 @@ class EngramBuffer(BufferBase):
           PeerRefusedError: another rank's tables do not fit.
         """
         self.check_alive("write")
-        error = None
-        try:
-            self._check_write(storages, sfs)
-        except HostCheckError as found:
-            error = found
-        self.exchange.agree("write", error=error)
-        assert self._memory is not None, "agree raises the error"
-        self._memory.scales = None
+        with self.exchange.telling("write"):
+            memory = self._check_write(storages, sfs)
+        self.exchange.agree("write")
+        memory.scales = None
         if sfs is not None:
-            counts = self._memory.config.num_entries_per_layer
+            counts = memory.config.num_entries_per_layer
             mine = [table.split(n)[self.rank_idx] for table, n in zip(sfs, counts, strict=True)]
-            self._memory.scales = [self._gathered(table) for table in mine]
-        self._memory.entries = [self._gathered(table) for table in storages]
+            memory.scales = [self._gathered(table) for table in mine]
+        memory.entries = [self._gathered(table) for table in storages]
 
-    def _check_write(self, storages: Sequence[torch.Tensor], sfs: Sequence[torch.Tensor] | None) -> None:
+    def _check_write(
+        self, storages: Sequence[torch.Tensor], sfs: Sequence[torch.Tensor] | None
+    ) -> EngramMemory:
         if self._memory is None:
             raise HostCheckError("write", "before set_config", "first set_config, then write, then fetch")
         config = self._memory.config
@@ -252,6 +248,7 @@ class EngramBuffer(BufferBase):
         if sfs is not None:
             tables = [(self.num_ranks * n, config.num_sf_packs) for n in config.num_entries_per_layer]
             check_tables("sfs", sfs, tables, None, self.edition.scale_pack_bytes)
+        return self._memory
 
     def _gathered(self, table: torch.Tensor) -> torch.Tensor:
         """Return [R N, ...]: the tables of all ranks one after the other."""
@@ -312,6 +309,9 @@ def _config(
     dtype: torch.dtype,
     num_sf_packs: int,
 ) -> EngramConfig:
+    if not isinstance(num_entries_per_layer, Sequence):
+        found = type(num_entries_per_layer).__name__
+        raise HostCheckError("num_entries_per_layer", found, "must be a sequence with a number per layer")
     with raised_as(HostCheckError):
         return EngramConfig(
             num_entries_per_layer=tuple(num_entries_per_layer),

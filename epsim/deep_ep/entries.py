@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from epsim.deep_ep.errors import HostCheckError, UndefinedError
+from epsim.deep_ep.tensor_checks import check_tensor
 from reference.engram import EngramConfig
 from reference.sizes import Dtype, align
 
@@ -52,11 +53,14 @@ def check_tables(
     Raises:
       HostCheckError: says which layer has what.
     """
+    if not isinstance(tables, Sequence):
+        raise HostCheckError(name, type(tables).__name__, "must be a sequence with a tensor per layer")
     if len(tables) != len(shapes):
         raise HostCheckError(name, f"{len(tables)} layers", f"must be {len(shapes)}")
     for layer, (table, shape) in enumerate(zip(tables, shapes, strict=True)):
+        check_tensor(f"{name}[{layer}]", table, dim=None, dtype=None)
         fits = table.element_size() == num_bytes if dtype is None else table.dtype == dtype
-        if tuple(table.shape) != shape or not fits or not table.is_contiguous():
+        if tuple(table.shape) != shape or not fits:
             kind = dtype or f"{num_bytes}-byte packs"
             found = f"{table.dtype} {tuple(table.shape)}"
             raise HostCheckError(f"{name}[{layer}]", found, f"must be contiguous {kind} of shape {shape}")
@@ -87,10 +91,11 @@ class EngramMemory:
           HostCheckError: not contiguous int32 [Y, T, J], or more tokens than configured.
           UndefinedError: an id beyond R N, which upstream does not notice.
         """
+        check_tensor("indices", indices, dim=None, dtype=None)
         config = self.config
         layers, per_token = len(config.num_entries_per_layer), config.num_entries_per_token
         fits = indices.dim() == 3 and (indices.shape[0], indices.shape[2]) == (layers, per_token)
-        if indices.dtype != torch.int32 or not fits or not indices.is_contiguous():
+        if indices.dtype != torch.int32 or not fits:
             rule = f"must be contiguous int32 of shape ({layers}, tokens, {per_token})"
             raise HostCheckError("indices", f"{indices.dtype} {tuple(indices.shape)}", rule)
         if indices.shape[1] > config.num_max_tokens:

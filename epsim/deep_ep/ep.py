@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from epsim.deep_ep.allocator import BufferAllocator
 from epsim.deep_ep.balance import LoadBalancing
@@ -23,6 +22,7 @@ from epsim.deep_ep.dispatch_call import DispatchArguments
 from epsim.deep_ep.ep_settings import EPSettings, SizeArguments
 from epsim.deep_ep.events import EventHandle
 from epsim.deep_ep.handle import EPHandle
+from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.tensor_checks import Payload
 
 
@@ -59,8 +59,9 @@ class EPBuffer(BufferBase, LoadBalancing):
     Raises:
       RefusedError: a flag or size that the edition refuses.
       UnsupportedError: service levels or queue pairs.
-      HostCheckError: a group that the edition cannot serve.
+      HostCheckError: a group that the edition cannot serve, or a number that is none.
       RankMismatchError: arguments differ between ranks.
+      PeerRefusedError: another rank's arguments are refused.
       Source: deepep-ascend.md section 1.2.
     """
 
@@ -94,9 +95,11 @@ class EPBuffer(BufferBase, LoadBalancing):
         arrival_seed: int | None = None,
     ) -> None:
         """Connect the ranks; collective."""
+        self.is_destroyed = True  # nothing to warn about when the construction fails
+        group = group_of(group)
         settings = EPSettings(
             sizes=SizeArguments(
-                num_ranks=dist.get_world_size(group),
+                num_ranks=group.size(),
                 num_max_tokens_per_rank=num_max_tokens_per_rank,
                 hidden=hidden,
                 num_topk=num_topk,
@@ -115,8 +118,8 @@ class EPBuffer(BufferBase, LoadBalancing):
             num_gpu_timeout_secs=num_gpu_timeout_secs,
             arrival_seed=arrival_seed,
         )
-        self.is_destroyed = True  # nothing to warn about when the construction fails
-        settings.check()
+        with telling_peers(group):
+            settings.check()
         self.allow_hybrid_mode, self.allow_multiple_reduction = allow_hybrid_mode, allow_multiple_reduction
         self.prefer_overlap_with_compute, self.deterministic = prefer_overlap_with_compute, deterministic
         self.use_fp8_dispatch, self.use_huge1g_page = use_fp8_dispatch, use_huge1g_page
@@ -174,11 +177,11 @@ class EPBuffer(BufferBase, LoadBalancing):
         """Return bytes of the EP region that serve any call of these sizes; see the class for the arguments.
 
         Raises:
-          RefusedError: the edition lacks a flag.
+          RefusedError: the edition lacks a flag, or no process group.
           HostCheckError: a number is out of range.
         """
         sizes = SizeArguments(
-            num_ranks=dist.get_world_size(group),
+            num_ranks=group_of(group).size(),
             num_max_tokens_per_rank=num_max_tokens_per_rank,
             hidden=hidden,
             num_topk=num_topk,
@@ -366,6 +369,7 @@ class EPBuffer(BufferBase, LoadBalancing):
         """
         self.check_alive("destroy")
         if sys.exception() is None and self._context.outstanding.is_waited_for:
-            self._context.outstanding.check_idle("destroy")
+            with self.exchange.telling("destroy"):
+                self._context.outstanding.check_idle("destroy")
         super().destroy()
         del self._context

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from epsim.deep_ep.allocator import BufferAllocator
+from epsim.deep_ep.base import check_timeout
 from epsim.deep_ep.capacity import Room
 from epsim.deep_ep.editions import edition_of
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
+from reference.config import whole_number
 from reference.edition import Edition
 from reference.handle import DispatchMode
 from reference.sizes import HINT_ALIGN_BYTES, ascend_buffer_bytes, nvidia_buffer_bytes
@@ -51,14 +53,17 @@ class SizeArguments:
         Raises:
           RefusedError: a single reduction where there is none, or domains that do not divide the group.
           UnsupportedError: several domains where there is one.
-          HostCheckError: an odd group (Ascend).
+          HostCheckError: an odd group (Ascend), or a number that is none.
         """
         rules, size = self.rules, self.num_ranks
+        with raised_as(HostCheckError):
+            for name in ("num_max_tokens_per_rank", "hidden", "num_topk"):
+                whole_number(name, getattr(self, name), 0)
         if not self.allow_multiple_reduction and not rules.has_single_reduction:
             rule = f"edition {rules.name} always sums at the experts' rank first"
             raise RefusedError("allow_multiple_reduction", False, rule)
         scaleup = size if self.num_scaleup_ranks is None else self.num_scaleup_ranks
-        if scaleup < 1 or size % scaleup:
+        if not isinstance(scaleup, int) or scaleup < 1 or size % scaleup:
             raise RefusedError("num_scaleup_ranks", scaleup, f"must divide the {size} ranks")
         if scaleup != size and not rules.has_hybrid:
             raise UnsupportedError("num_scaleup_ranks", scaleup, f"edition {rules.name} has one domain")
@@ -125,8 +130,7 @@ class EPSettings:
                     "num_allocated_qps", self.num_allocated_qps, "there are no queue pairs"
                 )
         for name in ("num_cpu_timeout_secs", "num_gpu_timeout_secs"):
-            if getattr(self, name) <= 0:
-                raise RefusedError(name, getattr(self, name), "must be above 0")
+            check_timeout(name, getattr(self, name))
         plan = self.lb_allocation_plan_or_num_bytes
         if isinstance(plan, BufferAllocator) and plan.materialized:
             raise RefusedError("lb_allocation_plan_or_num_bytes", "a materialised plan", "must be a new one")
@@ -145,8 +149,8 @@ class EPSettings:
         if self.given_num_bytes is not None:
             return self.given_num_bytes
         for name in ("num_max_tokens_per_rank", "hidden"):
-            if getattr(self.sizes, name) <= 0:
-                raise RefusedError(name, getattr(self.sizes, name), "must be above 0 without num_bytes")
+            if not getattr(self.sizes, name):
+                raise RefusedError(name, 0, "must be above 0 without num_bytes")
         return self.sizes.hint_bytes()
 
     def room(self) -> Room:

@@ -9,6 +9,15 @@ from contextlib import contextmanager
 from reference.errors import ConfigError
 from reference.handle import StaleHandleError as _StaleHandleError
 
+_REASON_CHARS = 600
+"""What of a reason travels: at most 6 bytes per character fit a header with room to spare."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a rank refuses, for its peers: the sentence, with the kind if it is none of ours."""
+    text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    return text[:_REASON_CHARS]
+
 
 class RefusedError(ConfigError, AssertionError):
     """A call that the Python front end of `deep_ep` refuses with an assertion.
@@ -71,7 +80,7 @@ class RankMismatchError(RuntimeError):
 
 
 class PeerRefusedError(RuntimeError):
-    """Another rank refused its part of a collective call, so this rank's cannot complete.
+    """Another rank refused its part of a collective call, or failed in it, so this rank's cannot complete.
 
     Attributes:
       rank: who refused.

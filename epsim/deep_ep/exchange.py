@@ -6,7 +6,8 @@ R ranks, W bytes of a row.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -16,15 +17,13 @@ import torch
 import torch.distributed as dist
 
 from epsim.deep_ep.arrays import tensor_of
-from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError
+from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, reason_of
+from epsim.deep_ep.meeting import DOING, group_of, meet
 
 Bytes = npt.NDArray[np.uint8]
 Header = dict[str, Any]
 HEADER_BYTES = 4096
-_REASON_CHARS = 1000
 _ABSENT = "absent"
-_next_idx: dict[str, int] = {}
-"""Per group, channels made so far: they give each a name, as the library's registration tags do."""
 
 
 class Exchange:
@@ -39,25 +38,39 @@ class Exchange:
       num_calls: collective calls begun on this rank.
 
     Raises:
+      RefusedError: no process group of this rank.
+      PeerRefusedError: a member refused the arguments of its constructor.
       PeerLostError: a member of the group did not come; all must create their buffers in the same order.
     """
 
     def __init__(self, group: Any, *, timeout_secs: float) -> None:  # noqa: ANN401 - torch's type
         """Connect to all members."""
-        group = dist.group.WORLD if group is None else group
-        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        group = group_of(group)
+        self.rank, self.num_ranks = group.rank(), group.size()
         self.timeout = timedelta(seconds=timeout_secs)
         self.num_calls = 0
-        self._doing = "creating a buffer"
-        name = group.group_name
-        idx = _next_idx[name] = _next_idx.get(name, -1) + 1
-        store = dist.PrefixStore(f"deep_ep/{name}/{idx}", group.get_group_store())
+        self._doing = DOING
         try:
+            store = meet(group, self.timeout)
             # Not new_group: its names come back after a destroy, and then find the old addresses.
             self._channel = dist.ProcessGroupGloo(store, self.rank, self.num_ranks, self.timeout)
             self._channel.barrier().wait(self.timeout)
+        except PeerRefusedError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
+
+    @contextmanager
+    def telling(self, operation: str) -> Iterator[None]:
+        """Run this rank's checks of a call; whatever they raise ends the call on all ranks.
+
+        Args:
+          operation: name of the call, whose `agree` comes after the checks.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.agree(operation, error=error)
 
     def agree(
         self,
@@ -87,12 +100,11 @@ class Exchange:
         """
         self.num_calls += 1
         self._doing = f"{operation} (call {self.num_calls})"
-        reason = None if error is None else str(error)[:_REASON_CHARS]
-        mine = {"operation": operation, "same": dict(same or {}), "own": dict(own or {}), "error": reason}
-        text = json.dumps(mine).encode()
-        if len(text) > HEADER_BYTES:
-            raise ValueError(f"the header of {operation} takes {len(text)} bytes, of {HEADER_BYTES}")
-        padded = np.frombuffer(text.ljust(HEADER_BYTES), dtype=np.uint8)
+        header = _header(operation, same or {}, own or {}, error)
+        if len(header) > HEADER_BYTES:
+            error = ValueError(f"the header of {operation} takes {len(header)} bytes, of {HEADER_BYTES}")
+            header = _header(operation, {}, {}, error)
+        padded = np.frombuffer(header.ljust(HEADER_BYTES), dtype=np.uint8)
         try:
             headers = [json.loads(row.tobytes()) for row in self._all_gather_equal(padded)]
         except PeerLostError:
@@ -227,3 +239,14 @@ class Exchange:
         else:
             cause = "a peer closed its connection, it has died or given up"
         return PeerLostError(f"rank {self.rank}, {self._doing}: {cause}")
+
+
+def _header(
+    operation: str, same: Mapping[str, Any], own: Mapping[str, Any], error: Exception | None
+) -> bytes:
+    """Return what a rank shows the others; with an error there is nothing else to say."""
+    shown: Header = {"operation": operation, "same": same, "own": own, "error": None}
+    if error is not None:
+        shown |= {"same": {}, "own": {}, "error": reason_of(error)}
+    # What JSON does not know is shown, and compared, as its text.
+    return json.dumps(shown, default=str, ensure_ascii=False).encode(errors="replace")

@@ -4,6 +4,7 @@ R ranks, n tokens of this rank, K top-k, L local experts, N received rows.
 """
 
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +100,11 @@ class EPHandle:
         self.awaits_sort = False
         self._topk_idx = topk_idx
         self._version, self._digest = version_of(topk_idx), _digest(topk_idx)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy: its topk_idx counts writes anew, and must still hold what dispatch was given."""
+        vars(self).update(state)
+        self._version = version_of(self._topk_idx)
 
     @property
     def topk_idx(self) -> torch.Tensor:

@@ -15,6 +15,8 @@ from epsim.deep_ep.comm import barrier, get_comm_stream, get_logical_domain_size
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
 from epsim.deep_ep.exchange import Bytes
 from epsim.deep_ep.lanes import Inbox, Outbox
+from epsim.deep_ep.meeting import group_of, telling_peers
+from epsim.deep_ep.tensor_checks import check_tensor
 from reference.pipeline import MAX_SLOT_BYTES, TO_NEXT, TO_PREVIOUS, pipeline_buffer_bytes
 from reference.sizes import RECORD_ALIGN_BYTES, align
 
@@ -44,7 +46,7 @@ class PPBuffer(BufferBase):
       UnsupportedError: sl_idx is given.
       RefusedError: a size or the timeout is not positive, a padded tensor exceeds 2^32 - 1 bytes, or the
         ring has one rank.
-      RankMismatchError: sizes differ between ranks.
+      RankMismatchError, PeerRefusedError: sizes differ between ranks, or another rank's are refused.
     """
 
     barrier = barrier
@@ -65,10 +67,11 @@ class PPBuffer(BufferBase):
     ) -> None:
         """Allocate the regions; collective."""
         del use_huge1g_page
-        if sl_idx is not None:
-            raise UnsupportedError("sl_idx", sl_idx, "service levels are not supported")
-        with raised_as(RefusedError):
-            num_bytes = pipeline_buffer_bytes(num_max_tensor_bytes, num_max_inflight_tensors)
+        with telling_peers(group_of(group)):
+            if sl_idx is not None:
+                raise UnsupportedError("sl_idx", sl_idx, "service levels are not supported")
+            with raised_as(RefusedError):
+                num_bytes = pipeline_buffer_bytes(num_max_tensor_bytes, num_max_inflight_tensors)
         super().__init__(
             group,
             timeout_secs=num_gpu_timeout_secs,
@@ -77,15 +80,16 @@ class PPBuffer(BufferBase):
         )
         self.num_max_tensor_bytes = num_max_tensor_bytes
         self.num_max_inflight_tensors = num_max_inflight_tensors
-        self.storage = torch.zeros(num_bytes, dtype=torch.uint8)
-        is_ring = self.num_ranks > 1
+        with self.exchange.telling("PPBuffer"):
+            if self.num_ranks < 2:
+                raise RefusedError("group", "1 rank", "a ring has at least 2 ranks")
+            self.storage = torch.zeros(num_bytes, dtype=torch.uint8)
         self.exchange.agree(
             "PPBuffer",
             same={
                 "num_max_tensor_bytes": num_max_tensor_bytes,
                 "num_max_inflight_tensors": num_max_inflight_tensors,
             },
-            error=None if is_ring else RefusedError("group", "1 rank", "a ring has at least 2 ranks"),
         )
         self._connect()
 
@@ -149,16 +153,16 @@ class PPBuffer(BufferBase):
         self._lane("src_rank_idx", self._inboxes, src_rank_idx).receive(data)
 
     def _lane(self, field: str, lanes: dict[int, Lane], peer: int) -> Lane:
-        if peer not in lanes:
+        if not isinstance(peer, int | np.integer) or peer not in lanes:
             known = " or ".join(str(rank) for rank in sorted(lanes))
             raise HostCheckError(field, peer, f"must be a neighbour of rank {self.rank_idx}, {known}")
         return lanes[peer]
 
     def _bytes_of(self, operation: str, x: torch.Tensor) -> Bytes:
         self.check_alive(operation)
-        if not x.is_contiguous():
-            raise HostCheckError("x", f"strides {x.stride()}", "must be contiguous")
+        check_tensor("x", x, dim=None, dtype=None)
         if not 0 < x.nbytes <= self.num_max_tensor_bytes:
             rule = f"must have 1 to num_max_tensor_bytes {self.num_max_tensor_bytes} bytes"
             raise HostCheckError("x", f"{x.nbytes} bytes", rule)
-        return array_of(x).reshape(-1).view(np.uint8)
+        with raised_as(HostCheckError):
+            return array_of(x).reshape(-1).view(np.uint8)

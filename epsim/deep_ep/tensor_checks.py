@@ -3,6 +3,7 @@
 n tokens of this rank, H hidden, K top-k, P scale packs, L local experts.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,10 +18,33 @@ ELEMENTS_PER_PACK = 32
 """The finest scales that size hints allow for; deepep-ascend.md section 1.4, deepep-v2.md section 1.4."""
 _PACKS = {2: torch.int16, 4: torch.int32}
 Payload: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 
-def check_tensor(name: str, value: Any, *, dim: int, dtype: torch.dtype | None) -> torch.Tensor:  # noqa: ANN401
-    """Return a contiguous CPU tensor of `dim` dimensions.
+def listed(name: str, tensors: Tensors) -> list[torch.Tensor]:
+    """Return one tensor or several as a list.
+
+    Raises:
+      HostCheckError: neither, or something else among them.
+    """
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    if not isinstance(tensors, Sequence) or isinstance(tensors, str):
+        raise HostCheckError(name, type(tensors).__name__, "must be a tensor or a sequence of tensors")
+    for number, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise HostCheckError(f"{name}[{number}]", type(tensor).__name__, "must be a tensor")
+    return list(tensors)
+
+
+def check_tensor(
+    name: str,
+    value: Any,  # noqa: ANN401 - judged here
+    *,
+    dim: int | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """Return a contiguous CPU tensor of `dim` dimensions, None = any number of them.
 
     Raises:
       HostCheckError: something else.
@@ -29,9 +53,10 @@ def check_tensor(name: str, value: Any, *, dim: int, dtype: torch.dtype | None) 
         raise HostCheckError(name, type(value).__name__, "must be a tensor")
     if value.device.type != "cpu":
         raise HostCheckError(name, str(value.device), "must be on the CPU")
-    if value.dim() != dim or not value.is_contiguous():
+    if dim not in (None, value.dim()) or not value.is_contiguous():
         found = f"shape {tuple(value.shape)}, strides {value.stride()}"
-        raise HostCheckError(name, found, f"must have {dim} dimensions and be contiguous")
+        rule = "must be contiguous" if dim is None else f"must have {dim} dimensions and be contiguous"
+        raise HostCheckError(name, found, rule)
     if dtype is not None and value.dtype != dtype:
         raise HostCheckError(name, str(value.dtype), f"must be {dtype}")
     return value

@@ -285,6 +285,9 @@ BAD = {
     "inspect --routing right --dtype fp8": "dtype is 'fp8': must be that of right/capture.json, 'bf16'",
     "inspect --routing right --aivs 32": "num_aivs is 32: must be that of right/capture.json, 64",
     "inspect --routing right --tokens 4": "goes with a law or a histogram",
+    "inspect --routing ids.txt": "must be a folder, a file of ids (.safetensors, .npz, .npy) or loads (.npy",
+    "predict --ep 2 --routing sub/ids": "routing is 'sub/ids': must be a folder, a file of ids",
+    "inspect --routing zipff:1.1": "routing is 'zipff:1.1': must be one of uniform, zipf:S",
     "inspect --routing cut": "cut/rank0.safetensors is 'damaged'",
     "inspect --routing idle": "idle: topk_idx is 'no tokens'",
     "explain --routing right --experts 4 --rank 0 --token 0": "right/capture.json, 8",
@@ -336,6 +339,13 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(words, folder, monkeypatch,
 def test_help_teaches_with_examples(output, command):
     _, text = output(f"{command} --help")
     assert text.count(f" • epsim {command} ") >= 2
+
+
+@pytest.mark.parametrize("command", ["explain", "inspect", "predict"])
+def test_help_says_what_a_routing_file_holds(output, command):
+    _, text = output(f"{command} --help")
+    words = " ".join(re.sub("[│\n]", " ", text).split())
+    assert "with topk_idx, signed integers [rank, token, top-k], -1 = masked" in words
 
 
 def test_the_commands_are_found_without_numpy():

@@ -134,8 +134,8 @@ def native_dispatch(rank, num_ranks):
     for wrong in (torch.zeros(3, dtype=torch.int32), torch.zeros(4), torch.zeros(1, 4, dtype=torch.int32)):
         host("cumulative_local_expert_recv_stats", cumulative_local_expert_recv_stats=wrong)
     host("num_sms is -1", num_sms=-1)
-    host("num_aivs is 14", num_sms=7)
-    host("num_aivs is 66", num_sms=33)
+    host("num_sms is 7", num_sms=7)
+    host("num_sms is 33", num_sms=33)
     host("num_bytes", num_max_tokens_per_rank=4096)
     host("needs async_with_compute_stream", defer_epilogue=True)
     host("expert_alignment is 3: must be a power of two", expert_alignment=3)
