@@ -182,7 +182,7 @@ MECHANISMS = (
         )
     ),
     Mechanism(
-        name="hash", title="a plane per descriptor in turn of a hashed flow, not sprayed",
+        name="hash", title="every flow on one hashed plane, not sprayed",
         cases={"combine": (8, 32)}, options=EventOptions(policy="flow-hash"),
     ),
     Mechanism(
