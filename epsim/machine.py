@@ -89,14 +89,14 @@ def make_machine(
       npus: [R] the card of each rank; rank r sits on card r when absent.
 
     Raises:
-      InputError: the system is a profile without a graph, or has too few cards.
+      InputError: the system is a profile without a graph, or has too few cards, or no rank is asked for.
     """
     topology, hardware, software = platform.network.topology, platform.hardware, platform.software
     if topology is None:
         raise InputError("system", platform.name, "has no graph to simulate on; epsim predict answers it")
-    if num_ranks > topology.num_npus:
+    if not 1 <= num_ranks <= topology.num_npus:
         raise InputError(
-            "ep", num_ranks, f"must not exceed the {topology.num_npus:,} cards of {topology.name}"
+            "ranks", num_ranks, f"must lie between 1 and the {topology.num_npus:,} cards of {topology.name}"
         )
     share = np.full(256, payload_share(hardware))
     share[NETLAYER_SCALEOUT] = payload_share(hardware, SCALEOUT_FORM)

@@ -19,6 +19,7 @@ from epsim.loads import RankLoads, rank_loads
 from epsim.machine import Machine, make_machine, slope_of
 from epsim.options import TokenCounts
 from epsim.platform import Platform, make_platform
+from epsim.prediction import Prediction
 from epsim.presets import model_shape
 from epsim.profile import Hardware, Software
 from epsim.schedule.costs import StepCosts, barrier_ps
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 NUM_PORTS = 12
 """Ports that a result names."""
+MAX_SECONDS = 1e6
+"""Longest operation: 64-bit picoseconds end at nine times as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +204,22 @@ class Setting:
         """Simulate at one level."""
         counts = count_rows(self.routed.config, self.routed.topk, pod_size=self.case.pod_size)
         loads = rank_loads(counts, per_expert=False, pod_dedup=False)
-        return self._flow(counts, loads) if level == "flow" else self._events(counts, loads)
+        closed = self.case.predict(
+            Counted(draws=(counts,), text=self.routed.text, is_uniform=False, workload=self.routed.workload)
+        )
+        self._check_time(closed.time_us / 1e6)
+        if level == "flow":
+            return self._flow(counts, loads, closed)
+        return self._events(counts, loads, closed)
+
+    def _check_time(self, seconds: float) -> None:
+        """Refuse times that 64 bits may not hold, from the closed form and the slowest card or link."""
+        rates, speeds = self.machine.link_bytes_per_s, self.machine.card_speed
+        slowdown = max(1 / float(speeds.min()), float(rates.max(initial=1.0) / rates.min(initial=np.inf)))
+        most = seconds * slowdown + self.machine.entry_ps * 1e-12
+        if not most <= MAX_SECONDS:
+            rule = f"is what it may take; picoseconds are counted up to {MAX_SECONDS:,.0f} s"
+            raise InputError("time", f"{most:.3g} s", rule)
 
     def bytes_matrix(self, counts: RowCounts) -> npt.NDArray[np.int64]:
         """Return [R, R] int64 bytes on the wire, [src rank, dst rank]; combine sends the rows back."""
@@ -217,7 +235,7 @@ class Setting:
             self.num_aivs, self.costs,
         )  # fmt: skip
 
-    def _flow(self, counts: RowCounts, loads: RankLoads) -> Simulation:
+    def _flow(self, counts: RowCounts, loads: RankLoads, closed: Prediction) -> Simulation:
         from epsim.flow.operation import run_flows
 
         options = self.flow
@@ -243,13 +261,13 @@ class Setting:
         )
         error = f", at most {result.error_bound_ps / 1e6:.3g} us off" if options.mode == "bounded" else ""
         return self._simulation(
-            counts, loads, level="flow", time_ps=run.time_ps, bound_ps=run.bound_ps,
+            counts, loads, closed, level="flow", time_ps=run.time_ps, bound_ps=run.bound_ps,
             first_ps=self.machine.entry_ps + run.before_ps, finish_ps=run.finish_ps, ports=ports,
             binding=binding or "nothing crosses a link", method=f"{options.mode}, {result.engine}{error}",
             num_events=result.num_solves,
         )  # fmt: skip
 
-    def _events(self, counts: RowCounts, loads: RankLoads) -> Simulation:
+    def _events(self, counts: RowCounts, loads: RankLoads, closed: Prediction) -> Simulation:
         from dataclasses import replace
 
         from epsim.flow.operation import link_bound_ps, machine_problem
@@ -275,7 +293,7 @@ class Setting:
         )
         method = f"{options.grain.text}, {_cut_text(run.cut.num_sqes, run.cut.aivs_per_worker)}"
         return self._simulation(
-            counts, loads, level="events", time_ps=run.time_ps,
+            counts, loads, closed, level="events", time_ps=run.time_ps,
             bound_ps=link_bound_ps(problem, self.machine),
             first_ps=run.first_ring_ps, finish_ps=np.maximum(run.arrival_ps, run.drained_ps), ports=ports,
             binding=ports[0].name if ports else "nothing crosses a link", method=method,
@@ -287,6 +305,7 @@ class Setting:
         self,
         counts: RowCounts,
         loads: RankLoads,
+        closed: Prediction,
         *,
         level: Level,
         time_ps: int,
@@ -305,10 +324,6 @@ class Setting:
         row = case.row
         received = loads.received * row.logical / (time_ps / 1e12) / 1e9
         sent = loads.remote_received if self.operation == "combine" else loads.remote_sent
-        counted = Counted(
-            draws=(counts,), text=self.routed.text, is_uniform=False, workload=self.routed.workload
-        )
-        closed = case.predict(counted)
         return Simulation(
             level=level, system=platform.name, hardware=platform.hardware.name,
             software=platform.software.name, operation=self.operation,

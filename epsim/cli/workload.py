@@ -46,6 +46,8 @@ def workload(
     from epsim.report_workload import catalogue_text, run_json, run_text
 
     if name is None:
+        if values or json or trace is not None:
+            raise InputError("name", "not given", "options go with a workload; without both they are listed")
         print(catalogue_text())
         return
     if trace is not None and trace.suffix not in (".json", ".html"):
@@ -53,6 +55,7 @@ def workload(
     from epsim.cli.predict import parse_settings
     from epsim.machine import make_machine
     from epsim.platform import make_platform
+    from epsim.schedule.transfers import whole
     from epsim.schedule.workloads import make_workload
     from epsim.sim.transfers import TransferOptions, run_transfers
     from topology.units import parse_size
@@ -61,7 +64,8 @@ def workload(
     machine = make_machine(platform, ranks, "none")
     transfers = make_workload(name, ranks, _values(values))
     options = TransferOptions(
-        chunk_bytes=0 if chunk is None else parse_size(chunk, "chunk"), policy=policy, seed=seed,
+        chunk_bytes=0 if chunk is None else parse_size(chunk, "chunk"),
+        policy=policy, seed=whole("seed", seed, 0),
         packet_bytes=int(platform.hardware.packet_payload.value), with_trace=trace is not None,
     )  # fmt: skip
     run = run_transfers(machine, transfers, options)

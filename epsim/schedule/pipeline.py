@@ -167,7 +167,7 @@ def pipeline_training(
     Raises:
       InputError: a number is out of range, an unknown order, or sends that block each other.
     """
-    ranks, count = whole("ranks", num_ranks, 2), whole("microbatches", num_microbatches, 1)
+    ranks, count = whole("ranks", num_ranks, 2), whole("microbatches", num_microbatches, 1, 2**16)
     if order not in get_args(PipelineOrder):
         raise InputError("order", order, f"must be one of {', '.join(get_args(PipelineOrder))}")
     programs: list[list[Step]] = []

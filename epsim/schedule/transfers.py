@@ -26,6 +26,8 @@ NEVER: Final = -1
 """In `after`: something that nobody will do, e.g. a receive that is missing from a program."""
 MAX_BYTES: Final = 2**50
 """Of one transfer: far beyond any memory, and sums of a million of them fit 64 bits."""
+MAX_TRANSFERS: Final = 2**20
+"""Of one set: more of them would be hours of Python, and gigabytes."""
 _COLUMNS = ("src", "dst", "size_bytes", "lane", "queue_idx", "memory_bytes", "delay_ps", "label_idx")
 
 
@@ -198,9 +200,15 @@ class Draft:
         memory_bytes: int = 0,
         delay_ps: int = 0,
     ) -> int:
-        """Add one transfer and return its number; see `Transfers`. Without a queue it has its peer's own."""
+        """Add one transfer and return its number; see `Transfers`. Without a queue it has its peer's own.
+
+        Raises:
+          InputError: an unknown lane, or more than `MAX_TRANSFERS`.
+        """
         if lane not in LANES:
             raise InputError("lane", lane, f"must be one of {', '.join(LANES)}")
+        if len(self._rows) == MAX_TRANSFERS:
+            raise InputError("transfers", f"more than {MAX_TRANSFERS}", "are too many to simulate one by one")
         peer = src if lane == "ubmem-load" else dst
         queue = peer if queue_idx is None else queue_idx
         name = self._labels.setdefault(label, len(self._labels))

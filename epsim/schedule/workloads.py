@@ -14,7 +14,7 @@ from epsim.schedule.engram import engram_fetch, uniform_indices
 from epsim.schedule.hybrid import HybridRows, count_hybrid, hybrid_combine, hybrid_dispatch
 from epsim.schedule.parallelism import context_ring, sharded_training
 from epsim.schedule.pipeline import pipeline_training
-from epsim.schedule.transfers import Draft, Transfers, split_evenly, whole
+from epsim.schedule.transfers import MAX_BYTES, Draft, Transfers, split_evenly, whole
 from reference.config import EPConfig
 from reference.generate import generate_topk
 from reference.sizes import ascend_combine_record_bytes, ascend_dispatch_record_bytes
@@ -22,6 +22,8 @@ from topology.units import parse_size, parse_time
 
 Kind = Literal["count", "size", "time", "text", "flag"]
 Value = int | str | bool
+MAX_COUNT: Final = 2**20
+"""Of a parameter: memory grows with many of them, and no real case comes near."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ class WorkloadParameter:
                 raise InputError(self.name, value, "must be yes or no")
             return value
         number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-        return whole(self.name, number, 0)  # type: ignore[arg-type]
+        most = MAX_COUNT if self.kind == "count" else MAX_BYTES
+        return whole(self.name, number, 0, most)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,10 @@ Int64 = npt.NDArray[np.int64]
 LEAST_CHUNK_BYTES = 16 * 1024
 AUTO_CHUNKS = 16_000
 """Chunks that the automatic cut aims at: a second or less of Python."""
+MAX_CHUNKS = 4_000_000
+"""Chunks that a given cut may leave: some minutes of Python."""
+MAX_PS = 2**62
+"""What all times together may come to, 53 days: results are 64-bit picoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,21 +130,38 @@ def run_transfers(
       options: see `TransferOptions`.
 
     Raises:
-      InputError: the machine has another number of ranks.
+      InputError: the machine has another number of ranks, the cut is too fine, or times are too long.
       TopologyError: two ranks that exchange bytes have no path.
       StuckError: the run cannot end; it says who waits for what.
     """
     if machine.num_ranks != transfers.num_ranks:
         raise InputError("ranks", transfers.num_ranks, f"must be those of the machine, {machine.num_ranks}")
+    _check_time(machine, transfers)
     return _Run(machine, transfers, TransferOptions() if options is None else options).run()
+
+
+def _check_time(machine: Machine, transfers: Transfers) -> None:
+    """Refuse what would not fit 64 bits even if everything came one after the other."""
+    slowest = float(machine.link_bytes_per_s.min(initial=np.inf))
+    memory = machine.memory_bytes_per_s * float(machine.card_speed.min())
+    moved, worked = float(transfers.size_bytes.sum()), float(transfers.memory_bytes.sum())
+    delays = float(transfers.delay_ps.sum(dtype=np.float64))
+    total_ps = delays + machine.entry_ps + 1e12 * (moved / slowest + (2 * moved + worked) / memory)
+    if total_ps > MAX_PS:
+        rule = "must stay below 53 days, or picoseconds leave 64 bits"
+        raise InputError("time of all transfers", f"{total_ps / 1e12:.3g} s", rule)
 
 
 def _chunk_bytes(transfers: Transfers, options: TransferOptions) -> int:
     """Return the given cut, or the finest power of two that leaves about `AUTO_CHUNKS` chunks."""
-    if options.chunk_bytes:
-        return options.chunk_bytes
     size = LEAST_CHUNK_BYTES
     sizes = transfers.size_bytes[transfers.is_remote]
+    if options.chunk_bytes:
+        count = int((-(-sizes // options.chunk_bytes)).sum())
+        if count > MAX_CHUNKS:
+            rule = f"cuts these transfers into {count:,} chunks; at most {MAX_CHUNKS:,} are simulated"
+            raise InputError("chunk bytes", options.chunk_bytes, rule)
+        return options.chunk_bytes
     budget = max(AUTO_CHUNKS, 2 * len(sizes))
     while int((-(-sizes // size)).sum()) > budget:
         size *= 2
