@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from epsim.answer import Case
+from epsim.closedform import Operation
 from epsim.counting import (
     Counted,
     Draws,
@@ -19,6 +22,8 @@ from epsim.counting import (
 from epsim.errors import InputError
 from epsim.network import Network
 from epsim.options import TokenCounts
+from epsim.platform import Platform
+from epsim.presets import model_shape
 from reference.config import EPConfig, ExpertMap
 from reference.generate import stepped_token_counts
 from reference.manifest import Workload, workload_of_routing
@@ -213,3 +218,44 @@ def route(source: Workload | Table) -> Routed:
     masked = f", {source.masked_ratio:g} masked" if source.masked_ratio else ""
     text = f"{source.routing}{masked} (seed {source.seed}, 1 draw)"
     return Routed(config=source.config, topk=source.topk(), workload=source, text=text)
+
+
+def group_bytes(
+    platform: Platform,
+    ep: int,
+    operation: Operation,
+    *,
+    model: str = "benchmark",
+    tokens: int = DEFAULT_TOKENS,
+    routing: str | Path = "uniform",
+    seed: int = 0,
+) -> npt.NDArray[np.int64]:
+    """Return [R, R] int64 bytes on the wire of one operation; expectations are rounded to whole bytes.
+
+    Args:
+      platform: supplies the edition's records.
+      ep: R.
+      operation: which one; combine sends the rows back.
+      model: shape of the layer.
+      tokens: per rank.
+      routing: a law or a file.
+      seed: of a sampled law.
+
+    Raises:
+      InputError: a number breaks a rule.
+      ConfigError: the group or the routing breaks a rule.
+    """
+    shape = model_shape(model)
+    group = Group(
+        num_experts=shape.num_experts, num_topk=shape.num_topk, hidden=shape.hidden, expert_alignment=128,
+        expert_map=None, tokens=tokens, token_counts="equal", routing=routing, seed=seed, masked_ratio=0.0,
+        draws=None, dtype="fp8",
+    )  # fmt: skip
+    [size] = group_sizes(ep)
+    counted = count(group.source(size), None, None)
+    case = Case(
+        platform=platform, config=counted.workload.config, operation=operation, dtype="fp8", pod_size=None,
+        two_layer="flat",
+    )  # fmt: skip
+    rows = np.asarray(counted.draws[0].rows, np.float64)
+    return np.rint((rows.T if operation == "combine" else rows) * case.row.wire).astype(np.int64)
