@@ -31,13 +31,15 @@ def config_of(ep_size):
 def timed(work):
     """Return (seconds of the clock, text with these and CPU seconds, result) of one run.
 
-    CPU seconds are shown because the machine may be shared. Most of them are the kernel's, which clears the
-    pages of fresh outputs; a process meets pages it has had before in a third of that time.
+    CPU seconds are shown because the machine may be shared, and apart those of the kernel, which hands out
+    the pages of fresh outputs. That takes some 0.15 s per GiB for memory that a virtual machine has in hand,
+    and 2 s per GiB for what its host must supply first; a second run meets pages of the first kind.
     """
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     result = work()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return wall, f"{wall:.2f} s ({cpu:.2f} s CPU)", result
+    wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF)
+    own, kernel = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    return wall, f"{wall:.2f} s (CPU {own:.2f} s + kernel {kernel:.2f} s)", result
 
 
 def peak_gib():
