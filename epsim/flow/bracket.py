@@ -14,21 +14,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from epsim.errors import InputError
 from epsim.flow.fast import Engine, Solver, choose_solver
 from epsim.flow.maxmin import UNIT_ROUNDOFF, Paths, binding_paths
 from epsim.flow.problem import Floats, FlowProblem, Ints
+from epsim.flow.steps import next_step
 
 PS_PER_SECOND = 10**12
 
 NUM_STEPS = 3
 """Steps times epsilon: the logarithm of last end over first end, about; only a guess of the work."""
-
-NEVER_SKIPPED = 256
-FINER = 16
-"""A choice: 256 extra solves are affordable at any size, a thousand at a million flows are not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,22 +167,3 @@ def _count(
         now = next_start if starts_first else now + step
         num_steps += 1
     return end, num_steps
-
-
-def next_step(need: Floats, on_busiest: npt.NDArray[np.bool_], coarse: float) -> float:
-    """Choose how long to go on at fixed rates.
-
-    The busiest resource most likely sets the makespan, so what it wastes counts: the ends of its last
-    few hundred flows are never skipped, and earlier ones, whose shares are small, by a finer step.
-
-    Args:
-      need: [n] seconds that each flow still takes at its rate.
-      on_busiest: [n] flows of the busiest resource.
-      coarse: seconds that may be skipped elsewhere; 0 = none.
-    """
-    first = float(need.min())
-    if coarse <= first:
-        return first
-    ends = need[on_busiest]
-    finest = 0.0 if len(ends) <= NEVER_SKIPPED else coarse / FINER
-    return max(first, min(coarse, max(finest, float(ends.min(initial=np.inf)))))

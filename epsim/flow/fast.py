@@ -1,16 +1,18 @@
 """The choice between NumPy and compiled code; both do the same operations and give the same bits."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from epsim.errors import InputError, MissingExtraError
 from epsim.flow import kernels
-from epsim.flow.maxmin import Int64s, Paths, Rates, advance, fair_need, solve
+from epsim.flow.filling import new_fill
+from epsim.flow.maxmin import Paths, Rates, fair_need, solve
 from epsim.flow.problem import Floats, Ints
+from epsim.flow.steps import Course, Plan, run
 
 Engine = Literal["auto", "numpy", "numba"]
 WORTH_COMPILING = 5e6
@@ -27,13 +29,13 @@ class Solver:
       name: "numpy" or "numba".
       solve: as `maxmin.solve`.
       fair_need: as `maxmin.fair_need`.
-      advance: as `maxmin.advance`.
+      run: as `steps.run`.
     """
 
     name: str
     solve: Callable[[Paths, Ints], Rates]
     fair_need: Callable[[Paths, Ints, Floats], tuple[Floats, Floats]]
-    advance: Callable[..., tuple[Int64s, Floats, Int64s, Floats]]
+    run: Callable[[Paths, Plan], Course]
 
 
 def has_numba() -> bool:
@@ -60,19 +62,31 @@ def choose_solver(engine: str, num_rates: float = 0) -> Solver:
     is_compiled = kernels.compiled.cache_info().currsize > 0
     small = engine == "auto" and num_rates < WORTH_COMPILING and not is_compiled
     if engine == "numpy" or small or not has_numba():
-        return Solver(name="numpy", solve=solve, fair_need=fair_need, advance=advance)
-    step = kernels.compiled()["advance"]
-    return Solver(name="numba", solve=_solve_compiled, fair_need=_fair_need_compiled, advance=step)
+        return Solver(name="numpy", solve=solve, fair_need=fair_need, run=run)
+    return looping_solver("numba", kernels.compiled())
 
 
-def _solve_compiled(paths: Paths, flows: Ints) -> Rates:
-    fill = kernels.compiled()["fill"]
-    rates: Rates = fill(paths.resource_idx, paths.share, paths.capacity, np.asarray(flows, np.int64))
-    return rates
+def looping_solver(name: str, loops: Mapping[str, Callable[..., Any]]) -> Solver:
+    """Make a solver of the functions of `epsim.flow.kernels`, compiled or not (tests run both)."""
 
+    def solve_looping(paths: Paths, flows: Ints) -> Rates:
+        state = new_fill(paths, len(flows))
+        state.active[flows] = True
+        rate, stopped = np.zeros(len(state.active)), np.zeros(len(state.active), np.int32)
+        loops["fill"](state, rate, stopped)
+        return rate[flows], stopped[flows]
 
-def _fair_need_compiled(paths: Paths, flows: Ints, left: Floats) -> tuple[Floats, Floats]:
-    some = np.asarray(flows, np.int64)
-    compiled = kernels.compiled()["fair_need"]
-    found: tuple[Floats, Floats] = compiled(paths.resource_idx, paths.share, paths.capacity, left, some)
-    return found
+    def need_looping(paths: Paths, flows: Ints, left: Floats) -> tuple[Floats, Floats]:
+        level, rate, need = (np.zeros(n) for n in (len(paths.capacity) + 1, len(flows), len(flows)))
+        some = np.asarray(flows, np.int64)
+        loops["fair_need"](paths.resource_idx, paths.share, paths.capacity, some, left, level, rate, need)
+        return rate, need
+
+    def run_looping(paths: Paths, plan: Plan) -> Course:
+        motion = kernels.new_motion(paths, plan.size)
+        state = new_fill(paths, len(plan.order))
+        num_solves = loops["run"](state, motion, plan.order, plan.starts, plan.on_busiest, plan.epsilon)
+        end = motion.flow[:, kernels.END]
+        return Course(end=end, solves=motion.solves, held=motion.held, num_solves=num_solves)
+
+    return Solver(name=name, solve=solve_looping, fair_need=need_looping, run=run_looping)

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
-from epsim.flow.bracket import NUM_STEPS, PS_PER_SECOND, Bracket, bracket_paths, check_epsilon, next_step
+from epsim.flow.bracket import NUM_STEPS, PS_PER_SECOND, Bracket, bracket_paths, check_epsilon
 from epsim.flow.fast import Engine as Engine
-from epsim.flow.fast import Solver, choose_solver
+from epsim.flow.fast import choose_solver
 from epsim.flow.maxmin import UNIT_ROUNDOFF, Paths, binding_paths
-from epsim.flow.problem import LINK, Floats, FlowProblem
+from epsim.flow.problem import LINK, MAX_PS, Floats, FlowProblem
+from epsim.flow.steps import Course, Plan
 
 Mode = Literal["exact", "bounded"]
 
@@ -124,8 +125,9 @@ def simulate(
     solver = choose_solver(engine, num_solves * problem.num_flows)
     paths = binding_paths(problem)
     bracket = bracket_paths(problem, paths, epsilon, solver)
-    run = _Run(problem, paths, bracket, solver, epsilon if mode == "bounded" else 0.0)
-    finish_ps = run.finish_ps
+    plan = _plan(problem, paths, bracket, epsilon if mode == "bounded" else 0.0)
+    course = solver.run(paths, plan)
+    finish_ps = _finish_ps(problem, plan, course)
     if mode == "bounded":
         # Fair sharing is proved to be over by then, so this only takes error away.
         finish_ps = np.minimum(finish_ps, bracket.upper_ps)
@@ -135,86 +137,41 @@ def simulate(
         error = max(makespan - bracket.lower_ps, bracket.upper_ps - makespan, 0)
     return FlowResult(
         problem=problem, finish_ps=finish_ps, makespan_ps=makespan, bracket=bracket,
-        error_bound_ps=error, held_s=run.held_by_resource(), num_solves=run.num_solves, engine=solver.name,
+        error_bound_ps=error, held_s=_held_by_resource(problem, paths, course.held),
+        num_solves=course.num_solves, engine=solver.name,
     )  # fmt: skip
 
 
-class _Run:
-    """One simulation; the constructor runs it.
+def _plan(problem: FlowProblem, paths: Paths, bracket: Bracket, epsilon: float) -> Plan:
+    """Put flows in the order of their starts; seconds since the first one."""
+    live = np.flatnonzero(problem.is_live)
+    start_ps = problem.start_ps[live]
+    order = np.argsort(start_ps, kind="stable")
+    starts = (start_ps[order] - start_ps.min(initial=MAX_PS)) / PS_PER_SECOND
+    busiest = np.flatnonzero(paths.kept == bracket.resource_idx)
+    on_busiest = np.asarray(np.isin(paths.resource_idx, busiest).any(axis=1))
+    return Plan(
+        size=problem.size_bytes.astype(np.float64), order=live[order], starts=np.append(starts, np.inf),
+        on_busiest=on_busiest, epsilon=epsilon,
+    )  # fmt: skip
 
-    Attributes:
-      finish_ps: [F] int64.
-      held: [F, H'] float64, seconds by column of `paths`.
-      num_solves: solver calls.
-    """
 
-    def __init__(
-        self, problem: FlowProblem, paths: Paths, bracket: Bracket, solver: Solver, epsilon: float
-    ) -> None:
-        """Run until every flow has ended."""
-        self.problem, self.paths, self.solver, self.epsilon = problem, paths, solver, epsilon
-        self.finish_ps = problem.start_ps.copy()
-        self.held = np.zeros(paths.resource_idx.shape)
-        self.num_solves = 0
-        live = np.flatnonzero(problem.is_live)
-        if not len(live):
-            return
-        self.origin_ps = int(problem.start_ps[live].min())
-        self.pending = live[np.argsort(problem.start_ps[live], kind="stable")]
-        starts = (problem.start_ps[self.pending] - self.origin_ps) / PS_PER_SECOND
-        self.starts = np.append(starts, np.inf)
-        busiest = np.flatnonzero(paths.kept == bracket.resource_idx)
-        self.on_busiest = (paths.resource_idx == busiest).any(axis=1)
-        self.active: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self.left: Floats = np.zeros(0)
-        self.num_started, self.now = 0, 0.0
-        while len(self.active) or self.num_started < len(live):
-            self._begin()
-            self._advance(*solver.solve(paths, self.active))
+def _finish_ps(problem: FlowProblem, plan: Plan, course: Course) -> npt.NDArray[np.int64]:
+    """Round ends up to picoseconds as `whole_ps` does, and add the start of time."""
+    finish_ps = problem.start_ps.copy()
+    exact = course.end * (PS_PER_SECOND * (1 - (course.solves + 8) * UNIT_ROUNDOFF))
+    origin_ps = int(problem.start_ps[plan.order].min(initial=MAX_PS))
+    finish_ps[plan.order] = origin_ps + np.ceil(exact[plan.order]).astype(np.int64)
+    return finish_ps
 
-    def _begin(self) -> None:
-        """Take in the flows whose time has come; sleep to the next start when nothing moves."""
-        if not len(self.active):
-            self.now = float(self.starts[self.num_started])
-        arrived = int(np.searchsorted(self.starts, self.now, side="right"))
-        if arrived > self.num_started:
-            new = self.pending[self.num_started : arrived]
-            self.active = np.concatenate([self.active, new])
-            self.left = np.concatenate([self.left, self.problem.size_bytes[new]])
-            self.num_started = arrived
 
-    def _advance(self, rate: Floats, stopped: npt.NDArray[np.int32]) -> None:
-        """Go on at these rates until the step ends."""
-        self.num_solves += 1
-        need = self.left / rate
-        step = next_step(need, self.on_busiest[self.active], self.epsilon * self.now)
-        next_start = float(self.starts[self.num_started])
-        starts_first = self.now + step >= next_start
-        if starts_first:
-            step = next_start - self.now
-        # Each solve so far may have rounded what is left by an ulp of the size: less than that is nothing.
-        nothing = (self.num_solves + 4) * UNIT_ROUNDOFF
-        size = self.problem.size_bytes
-        ended, lasts, self.active, self.left = self.solver.advance(
-            self.active, self.left, rate, stopped, size, self.held, step, nothing
-        )
-        self._finish(ended, self.now + lasts)
-        self.now = next_start if starts_first else self.now + step
-
-    def _finish(self, flows: npt.NDArray[np.int64], seconds: Floats) -> None:
-        """Round ends up to picoseconds as `whole_ps` does, and add the start of time."""
-        exact = seconds * (PS_PER_SECOND * (1 - (self.num_solves + 8) * UNIT_ROUNDOFF))
-        self.finish_ps[flows] = self.origin_ps + np.ceil(exact).astype(np.int64)
-
-    def held_by_resource(self) -> Floats:
-        """Spread `held` over the problem's own columns, [F, H]."""
-        held = np.zeros(self.problem.resource_idx.shape)
-        original = np.append(self.paths.kept, -2)[self.paths.resource_idx]
-        for column in range(original.shape[1]):
-            held += np.where(
-                self.problem.resource_idx == original[:, column, None], self.held[:, column, None], 0.0
-            )
-        return held
+def _held_by_resource(problem: FlowProblem, paths: Paths, held_s: Floats) -> Floats:
+    """Spread seconds by column of `paths` over the problem's own columns, [F, H]."""
+    held = np.zeros(problem.resource_idx.shape)
+    original = np.append(paths.kept, -2)[paths.resource_idx]
+    for column in range(original.shape[1]):
+        held += np.where(problem.resource_idx == original[:, column, None], held_s[:, column, None], 0.0)
+    return held
 
 
 def _last(npu: npt.NDArray[np.int64], finish_ps: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:

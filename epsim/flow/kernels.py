@@ -1,191 +1,186 @@
-"""Progressive filling written for a compiler (numba, extra `fast`); plain Python runs it too, slowly.
+"""Runs written for a compiler (numba, extra `fast`); plain Python runs them too, slowly.
 
-The same operations in the same order as `epsim.flow.maxmin.solve`, with a heap of levels in place of
-the search for the lowest. Levels only grow, so an old entry of the heap is too low, never too high,
-and is put right when it comes up.
+The same operations on each number in the same order as `epsim.flow.steps.run` and `epsim.flow.maxmin`, but
+only where something may have changed; `epsim.flow.filling` says how.
+
+Dimension legend: F flows, H resources of a flow (C pads), C resources.
 """
 
 import functools
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from epsim.flow import filling
+from epsim.flow.filling import Fill, index, solve, unchanged
+from epsim.flow.maxmin import UNIT_ROUNDOFF, Paths
+from epsim.flow.steps import FINER, NEVER_SKIPPED
+
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-
-def _before(level: Floats, heap: Int64s, a: int, b: int) -> bool:
-    """Order heap places by remembered level, then by resource number."""
-    if level[heap[a]] != level[heap[b]]:
-        return bool(level[heap[a]] < level[heap[b]])
-    return bool(heap[a] < heap[b])
+BYTES, RATE, SINCE, END = range(4)
 
 
-def _sink(level: Floats, heap: Int64s, size: int, place: int) -> None:
-    """Move a place down until both below it come later."""
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            return
-        if child + 1 < size and _before(level, heap, child + 1, child):
-            child += 1
-        if not _before(level, heap, child, place):
-            return
-        heap[place], heap[child] = heap[child], heap[place]
-        place = child
+class Motion(NamedTuple):
+    """State of flows between solves.
+
+    Args:
+      flow: [F, 4] bytes left at a time, rate since, that time, and end at that rate.
+      stopped: [F] int32, which of its resources stops a flow.
+      held, held_since: [F, H] and [F], seconds for which each did, and since when the present one does.
+      solves: [F] int64, as of `steps.Course`.
+      soonest: [C] first end among the flows of a turn.
+      gone: [F] int32, flows that ended in the last step.
+    """
+
+    flow: Floats
+    stopped: Int32s
+    held: Floats
+    held_since: Floats
+    solves: Int64s
+    soonest: Floats
+    gone: Int32s
 
 
-def _index(table: Int32s, flows: Int64s, num_resources: int) -> tuple[Int64s, Int32s]:
-    """List the places in `flows` of each resource: (first place [C+1], places)."""
-    first = np.zeros(num_resources + 2, np.int64)
-    width = table.shape[1]
-    for n in range(len(flows)):
-        for h in range(width):
-            first[table[flows[n], h] + 1] += 1
-    for c in range(num_resources + 1):
-        first[c + 1] += first[c]
-    place = first[:num_resources].copy()
-    member = np.empty(first[num_resources], np.int32)
-    for n in range(len(flows)):
-        for h in range(width):
-            c = table[flows[n], h]
-            if c < num_resources:
-                member[place[c]] = n
-                place[c] += 1
-    return first[: num_resources + 1], member
+def new_motion(paths: Paths, size: Floats) -> Motion:
+    """Let nothing move yet."""
+    num_flows = len(size)
+    flow = np.zeros((num_flows, 4))
+    flow[:, BYTES] = size
+    return Motion(
+        flow=flow, stopped=np.zeros(num_flows, np.int32), held=np.zeros(paths.resource_idx.shape),
+        held_since=np.zeros(num_flows), solves=np.zeros(num_flows, np.int64),
+        soonest=np.empty(len(paths.capacity)), gone=np.empty(num_flows, np.int32),
+    )  # fmt: skip
 
 
-def _stop(
-    table: Int32s, share: Floats, flows: Int64s, mine: Int32s, full: int, height: float,
-    rate: Floats, stopped: Int32s, taken: Floats, count: Int64s, touched: Int64s,
-) -> int:  # fmt: skip
-    """Stop the rising flows of a full resource; returns how many resources they pass."""
-    num_touched, num_resources = 0, len(taken)
-    for n in mine:
-        if rate[n] > 0:
+def fill(s: Fill, rate: Floats, stopped: Int32s) -> None:
+    """Find max-min fair rates of the active flows, [F] and results as of `maxmin.solve`."""
+    index(s)
+    zero = int(np.int64(0))
+    for turn in range(solve(s, zero, zero)):
+        for e in range(s.begin[turn], s.begin[turn + 1]):
+            rate[s.frozen[e]], stopped[s.frozen[e]] = s.height[turn], s.column[e]
+
+
+def _move(s: Fill, m: Motion, start: int, num_turns: int, now: float) -> None:
+    """Give the flows of turns from `start` on their rates and ends."""
+    for turn in range(start, num_turns):
+        height, first = s.height[turn], np.inf
+        for e in range(s.begin[turn], s.begin[turn + 1]):
+            n = s.frozen[e]
+            if m.flow[n, RATE] != height:
+                m.flow[n, BYTES] -= m.flow[n, RATE] * (now - m.flow[n, SINCE])
+                m.flow[n, SINCE], m.flow[n, RATE] = now, height
+                m.flow[n, END] = now + m.flow[n, BYTES] / height
+            first = min(first, m.flow[n, END])
+            if s.column[e] != m.stopped[n]:
+                m.held[n, m.stopped[n]] += now - m.held_since[n]
+                m.stopped[n], m.held_since[n] = s.column[e], now
+        m.soonest[turn] = first
+
+
+def _next_step(s: Fill, m: Motion, num_turns: int, on_busiest: Bools, now: float, coarse: float) -> float:
+    """Choose a step as `steps.next_step` does."""
+    first = np.inf
+    for turn in range(num_turns):
+        first = min(first, m.soonest[turn])
+    first = max(first - now, 0.0)
+    if coarse <= first:
+        return first
+    num_ends, soon = 0, np.inf
+    for e in range(s.begin[num_turns]):
+        n = s.frozen[e]
+        if on_busiest[n]:
+            num_ends += 1
+            soon = min(soon, m.flow[n, END] - now)
+    finest = 0.0 if num_ends <= NEVER_SKIPPED else coarse / FINER
+    return max(first, min(coarse, max(finest, soon)))
+
+
+def _end(s: Fill, m: Motion, num_turns: int, limit: float, num_solves: int) -> int:
+    """Take out the flows that end up to a time; returns how many."""
+    num_gone = 0
+    for turn in range(num_turns):
+        if m.soonest[turn] > limit:
             continue
-        rate[n] = height
-        for h in range(table.shape[1]):
-            c = table[flows[n], h]
-            if c == num_resources:
-                continue
-            if c == full:
-                stopped[n] = h
-            if taken[c] == 0:
-                touched[num_touched] = c
-                num_touched += 1
-            taken[c] += share[flows[n], h]
-            count[c] -= 1
-    return num_touched
+        for e in range(s.begin[turn], s.begin[turn + 1]):
+            n = s.frozen[e]
+            if m.flow[n, END] <= limit:
+                m.held[n, m.stopped[n]] += m.flow[n, END] - m.held_since[n]
+                s.active[n], m.solves[n], m.gone[num_gone] = False, num_solves, n
+                num_gone += 1
+    return num_gone
 
 
-def fill(table: Int32s, share: Floats, capacity: Floats, flows: Int64s) -> tuple[Floats, Int32s]:
-    """Find max-min fair rates; arguments and results as of `maxmin.solve`, with Paths taken apart."""
-    num_resources = len(capacity)
-    first, member = _index(table, flows, num_resources)
-    count, weight = np.diff(first), weigh(table, share, flows, num_resources)
-    left, level = capacity.copy(), np.full(num_resources, np.inf)
-    heap = np.flatnonzero(count > 0)
-    size = len(heap)
-    level[heap] = left[heap] / weight[heap]
-    known = level.copy()
-    for n in range(size // 2 - 1, -1, -1):
-        _sink(known, heap, size, n)
-    rate, stopped = np.zeros(len(flows)), np.zeros(len(flows), np.int32)
-    taken, touched = np.zeros(num_resources), np.empty(num_resources, np.int64)
-    while size > 0:
-        full = heap[0]
-        if count[full] == 0:
-            size -= 1
-            heap[0] = heap[size]
-            _sink(known, heap, size, 0)
-            continue
-        if level[full] > known[full]:
-            known[full] = level[full]
-            _sink(known, heap, size, 0)
-            continue
-        height = level[full]
-        mine = member[first[full] : first[full + 1]]
-        num_touched = _stop(
-            table, share, flows, mine, full, height, rate, stopped, taken, count, touched
-        )  # fmt: skip
-        for c in touched[:num_touched]:
-            left[c] -= height * taken[c]
-            weight[c] -= taken[c]
-            taken[c] = 0.0
-            if count[c] > 0:
-                level[c] = max(level[c], left[c] / weight[c])
-    return rate, stopped
-
-
-def weigh(table: Int32s, share: Floats, flows: Int64s, num_resources: int) -> Floats:
-    """Sum the shares of some flows by resource, [C]."""
-    weight = np.zeros(num_resources + 1)
-    for n in flows:
-        for h in range(table.shape[1]):
-            weight[table[n, h]] += share[n, h]
-    return weight[:num_resources]
+def run(s: Fill, m: Motion, order: Int64s, starts: Floats, on_busiest: Bools, epsilon: float) -> int:
+    """Share fairly until every flow has ended; arguments as of `steps.Plan`; returns the number of solves."""
+    now, num_started, num_active, num_solves = 0.0, 0, 0, 0
+    zero = int(np.int64(0))  # a literal would make the compiler make functions twice
+    num_gone, num_turns = zero, zero
+    while num_active > 0 or num_started < len(order):
+        if num_active == 0:
+            now = starts[num_started]
+        num_before = num_started
+        while starts[num_started] <= now:
+            n = order[num_started]
+            s.active[n], m.flow[n, SINCE], m.held_since[n] = True, now, now
+            num_started += 1
+        num_active += num_started - num_before
+        start = zero
+        if num_started > num_before:
+            index(s)
+        else:
+            start = unchanged(s, m.gone, num_gone, num_turns)
+        num_turns = solve(s, start, num_turns)
+        num_solves += 1
+        _move(s, m, start, num_turns, now)
+        now += _next_step(s, m, num_turns, on_busiest, now, epsilon * now)
+        now = min(now, starts[num_started])
+        num_gone = _end(s, m, num_turns, now * (1 + (num_solves + 4) * UNIT_ROUNDOFF), num_solves)
+        num_active -= num_gone
+    return num_solves
 
 
 def fair_need(
-    table: Int32s, share: Floats, capacity: Floats, left: Floats, flows: Int64s
-) -> tuple[Floats, Floats]:
-    """Rate and remaining time of flows in the counting process, [n] each; see `bracket`."""
-    weight = weigh(table, share, flows, len(capacity))
-    rate, need = np.empty(len(flows)), np.empty(len(flows))
-    for n in range(len(flows)):
+    table: Int32s, share: Floats, capacity: Floats, flows: Int64s, left: Floats, level: Floats, rate: Floats,
+    need: Floats,
+) -> None:  # fmt: skip
+    """Find rate and remaining time of flows in the counting process, [n]; `level` is [C + 1] zeros."""
+    num_resources = len(capacity)
+    for n in flows:
+        for h in range(table.shape[1]):
+            level[table[n, h]] += share[n, h]
+    for c in range(num_resources):
+        level[c] = capacity[c] / level[c] if level[c] > 0 else np.inf
+    level[num_resources] = np.inf
+    for place in range(len(flows)):
         slowest = np.inf
         for h in range(table.shape[1]):
-            c = table[flows[n], h]
-            if c < len(capacity):
-                slowest = min(slowest, capacity[c] / weight[c])
-        rate[n] = slowest
-        need[n] = left[n] / slowest
-    return rate, need
-
-
-def advance(
-    active: Int64s,
-    left: Floats,
-    rate: Floats,
-    stopped: Int32s,
-    size: Int64s,
-    held: Floats,
-    step: float,
-    nothing: float,
-) -> tuple[Int64s, Floats, Int64s, Floats]:
-    """Go on for a step; arguments and results as of `maxmin.advance`."""
-    gone, lasts = np.empty(len(active), np.int64), np.empty(len(active))
-    stay, rest = np.empty(len(active), np.int64), np.empty(len(active))
-    num_gone, num_stay = 0, 0
-    for n in range(len(active)):
-        flow = active[n]
-        last = min(left[n] / rate[n], step)
-        held[flow, stopped[n]] += last
-        after = left[n] - rate[n] * step
-        if after <= size[flow] * nothing:
-            gone[num_gone], lasts[num_gone] = flow, last
-            num_gone += 1
-        else:
-            stay[num_stay], rest[num_stay] = flow, after
-            num_stay += 1
-    return gone[:num_gone], lasts[:num_gone], stay[:num_stay], rest[:num_stay]
+            slowest = min(slowest, level[table[flows[place], h]])
+        rate[place], need[place] = slowest, left[place] / slowest
 
 
 @functools.cache
 def compiled() -> dict[str, Callable[..., Any]]:
-    """Compile `fill`, `fair_need` and `advance`, each at its first call; some seconds per process.
+    """Compile `run`, `fill` and `fair_need`, each at its first call; some seconds per process.
 
-    Nothing is cached on disk: numba would write beside the installed package.
+    Nothing is cached on disk: numba would write beside the installed package, and read pickles back.
     """
     from numba import njit
 
-    # Compiled code calls compiled code only, so the functions get globals in which all are.
-    names = dict(globals())
-    for function in (_before, _sink, _index, _stop, weigh, fill, fair_need, advance):
-        names[function.__name__] = njit(FunctionType(function.__code__, names, function.__name__))
+    # Compiled code calls compiled code only, so the functions get globals in which all are. Those that
+    # nobody calls from Python need no way in from there.
+    names = vars(filling) | globals()
+    inside: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    inner = (*filling.KERNELS, _move, _next_step, _end)
+    for function in (*inner, run, fill, fair_need):
+        jit = njit(error_model="numpy", **(inside if function in inner else {}))
+        names[function.__name__] = jit(FunctionType(function.__code__, names, function.__name__))
     return names

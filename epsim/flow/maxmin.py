@@ -157,38 +157,6 @@ def fair_need(paths: Paths, flows: Ints, left: Floats) -> tuple[Floats, Floats]:
     return rate, left / rate
 
 
-def advance(
-    active: Int64s,
-    left: Floats,
-    rate: Floats,
-    stopped: npt.NDArray[np.int32],
-    size: npt.NDArray[np.int64],
-    held: Floats,
-    step: float,
-    nothing: float,
-) -> tuple[Int64s, Floats, Int64s, Floats]:
-    """Let flows go on at fixed rates.
-
-    Args:
-      active: [n] flows.
-      left: [n] bytes each still has to send.
-      rate: [n] bytes/s.
-      stopped: [n] column of the resource that holds each back.
-      size: [F] bytes of all flows.
-      held: [F, H] seconds that each column held each flow; added to.
-      step: seconds to go on.
-      nothing: the part of a size that is nothing but rounding.
-
-    Returns:
-      Flows that end in the step and after how many seconds of it, flows that stay and their bytes left.
-    """
-    lasts = np.minimum(left / rate, step)
-    held[active, stopped] += lasts
-    left = left - rate * step
-    ending = left <= size[active] * nothing
-    return active[ending], lasts[ending], active[~ending], left[~ending]
-
-
 def certify(paths: Paths, flows: Ints, rate: Floats) -> str | None:
     """Check that rates are the max-min fair ones; None when they are, else one sentence.
 

@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epsim.errors import InputError, MissingExtraError
-from epsim.flow import bracket_makespan, flow_problem, simulate
+from epsim.flow import bracket_makespan, filling, flow_problem, kernels, simulate, steps
 from epsim.flow import fast as fast_module
 from epsim.flow.bracket import whole_ps
-from epsim.flow.fast import has_numba
+from epsim.flow.fast import has_numba, looping_solver
+from epsim.flow.maxmin import binding_paths
 from epsim.flow.problem import by_hand
+from epsim.flow.steps import Plan
 from tests.epsim.flow_problems import GB, exact_finish_ps, matrix_problem, problems
 from topology import Router, leaf_spine, link_bound, ubl128
 
@@ -66,6 +68,47 @@ def test_both_engines_give_the_same_run(problem, mode):
     assert runs[0].held_s.tolist() == runs[1].held_s.tolist()
     assert runs[0].bracket == runs[1].bracket
     assert [run.engine for run in runs] == ["numpy", "numba"]
+
+
+def skewed(num_ranks):
+    """Return a problem with a slow trunk in which flows end one by one."""
+    matrix = np.random.default_rng(0).integers(0, 10**6, (num_ranks, num_ranks))
+    np.fill_diagonal(matrix, 0)
+    return matrix_problem(leaf_spine(num_ranks, leaves=4, spines=2, uplink_rate="30GB/s"), matrix)
+
+
+@needs_numba
+@pytest.mark.parametrize("mode", ["exact", "bounded"])
+def test_both_engines_give_the_same_run_at_32_ranks(mode):
+    problem = skewed(32)
+    runs = [simulate(problem, mode=mode, engine=engine) for engine in ("numpy", "numba")]
+    assert runs[0].finish_ps.tolist() == runs[1].finish_ps.tolist()
+    assert runs[0].held_s.tolist() == runs[1].held_s.tolist()
+    assert runs[0].num_solves == runs[1].num_solves
+
+
+def plain_run(problem):
+    """Run the compiler's source as plain Python: ends as bytes."""
+    paths, live = binding_paths(problem), np.flatnonzero(problem.is_live)
+    never = np.zeros(problem.num_flows, np.bool_)
+    size = problem.size_bytes.astype(float)
+    plan = Plan(size=size, order=live, starts=np.append(live * 0.0, np.inf), on_busiest=never, epsilon=0.0)
+    expected = steps.run(paths, plan)
+    found = looping_solver("plain Python", vars(kernels)).run(paths, plan)
+    return found.end.tobytes(), expected.end.tobytes()
+
+
+def test_turns_are_kept_and_a_kept_turn_that_is_stale_would_be_seen(monkeypatch):
+    problem, kept = skewed(8), []
+    real = kernels.unchanged
+    monkeypatch.setattr(kernels, "unchanged", lambda *args: kept.append(real(*args)) or kept[-1])
+    found, expected = plain_run(problem)
+    assert found == expected
+    assert sum(turns > 0 for turns in kept) > len(kept) // 4
+    # Planted: the resources of ended flows keep what they had before those turns.
+    monkeypatch.setattr(filling, "_replay", lambda *_: True)
+    found, expected = plain_run(problem)
+    assert found != expected
 
 
 @pytest.mark.parametrize("mode", ["exact", "bounded"])
@@ -135,3 +178,17 @@ def test_without_numba_auto_is_numpy_and_asking_for_it_says_how_to_get_it(monkey
 def test_rounding_up_forgives_noise_but_nothing_more():
     assert whole_ps(242e-12 * (1 + 2**-52), 4) == 242
     assert whole_ps(242.001e-12, 4) == 243
+
+
+def test_a_resource_that_would_have_been_the_lowest_is_seen():
+    problem = skewed(8)
+    paths = binding_paths(problem)
+    state = filling.new_fill(paths, problem.num_flows)
+    state.active[problem.is_live] = True
+    filling.index(state)
+    filling.solve(state, 0, 0)
+    last = int(state.full[3])
+    assert filling._replay(state, last, 3)
+    # Planted: a turn that was higher than the resource is now.
+    state.height[1] *= 2
+    assert not filling._replay(state, last, 3)
