@@ -285,18 +285,22 @@ class Setting:
         names = [*run.port_names, *(f"engine of rank {rank}" for rank in range(counts.ep_size))]
         span = max(1, run.time_ps)
         busy = np.concatenate([run.port_busy_ps, run.engine_busy_ps]) / span
-        carried = np.concatenate([run.port_bytes, self.bytes_matrix(counts).sum(axis=1)])
+        sent = self.bytes_matrix(counts)
+        carried = np.concatenate([run.port_bytes, sent.sum(axis=1) - sent.diagonal()])
         order = np.argsort(-busy, kind="stable")
         ports = tuple(
             PortUse(name=names[i], busy=float(busy[i]), gbytes=float(carried[i]) / 1e9)
             for i in order[:NUM_PORTS].tolist()
         )
         method = f"{options.grain.text}, {_cut_text(run.cut.num_sqes, run.cut.aivs_per_worker)}"
+        if options.exit_barrier == "epilogue":
+            method += ", timed to the last doorbell, when bytes still move"
         return self._simulation(
             counts, loads, closed, level="events", time_ps=run.time_ps,
             bound_ps=link_bound_ps(problem, self.machine),
             first_ps=run.first_ring_ps, finish_ps=np.maximum(run.arrival_ps, run.drained_ps), ports=ports,
-            binding=ports[0].name if ports else "nothing crosses a link", method=method,
+            binding=f"{ports[0].name} ({ports[0].busy:.0%})" if ports[0].busy else "nothing crosses a link",
+            method=method,
             num_events=run.num_events, kernel_ps=int(run.last_ring_ps.max()), num_sqes=run.cut.num_sqes,
             trace=run.trace,
         )  # fmt: skip

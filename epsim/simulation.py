@@ -68,10 +68,10 @@ class Simulation:
       policy: path choice.
       method: mode or grain, and what it means for the error.
       faults: what is wrong on purpose; empty = healthy.
-      time_us: launch to exit barrier.
-      bound_us: what the busiest link needs for its bytes alone; never above time_us.
+      time_us: launch to the end of the exit barrier; to the last doorbell where that barrier is in the epilogue.
+      bound_us: what the busiest link needs for its bytes alone; never above a time that includes the barrier.
       predicted_us: what the closed form says to the same rows on the healthy system.
-      kernel_us: launch to the last doorbell, when the exit barrier is in the epilogue; events only.
+      kernel_us: launch to the last doorbell; events only.
       epilogue_us: after the exit barrier; not part of the metric.
       gb_per_s_min: of the rank with the fewest received bytes.
       gb_per_s_mean: mean over ranks.
