@@ -68,8 +68,8 @@ class Simulation:
       policy: path choice.
       method: mode or grain, and what it means for the error.
       faults: what is wrong on purpose; empty = healthy.
-      time_us: launch to the end of the exit barrier; to the last doorbell where that barrier is in the epilogue.
-      bound_us: what the busiest link needs for its bytes alone; never above a time that includes the barrier.
+      time_us: launch to the end of the exit barrier, or to the last doorbell if the epilogue has the barrier.
+      bound_us: what the busiest link needs for its bytes alone; never above a time with its barrier.
       predicted_us: what the closed form says to the same rows on the healthy system.
       kernel_us: launch to the last doorbell; events only.
       epilogue_us: after the exit barrier; not part of the metric.
