@@ -8,6 +8,7 @@ from typing import Any
 from epsim.calibration import Calibration, FittedParameter, LeftOut, flat, rms, worst
 from epsim.quantity import Quantity
 from epsim.report import plain_table
+from epsim.scaling import CANDIDATES, falls
 from epsim.validate import Compared, Comparison, Validation
 from topology.source import Source
 
@@ -85,6 +86,10 @@ def _explanations(validation: Validation) -> list[str]:
             lines.append(title)
             lines += [f"  {sentence}:\n    {', '.join(ids)}" for sentence, ids in groups.items()]
             lines.append("")
+    if fallen := falls(validation.comparisons):
+        lines.append("GB/s that fall as the group grows, and what is left after rows that stay at home")
+        lines += [f"  {pair}: {sentence}" for pair, sentence in fallen.items()]
+        lines += [f"  {CANDIDATES}", ""]
     return lines
 
 
