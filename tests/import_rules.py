@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "native": ("native", "reference.config", "reference.handle"),
     "epsim": ("epsim", "reference", "topology", "native"),
 }
-LATE_ONLY = frozenset({"matplotlib", "torch", "torch_npu", "ray", "numba"})
+LATE_ONLY = frozenset({"matplotlib", "torch", "torch_npu", "ray", "numba", "pyarrow", "google", "selenium"})
 """Heavy or optional: imported inside the function that needs them, so that `import epsim` stays light."""
 NEVER = frozenset({"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
 """They run code that a file brings along."""
@@ -40,8 +40,8 @@ def may_need_torch(module: str) -> bool:
 
 
 def may_simulate(module: str) -> bool:
-    """Whether a module may import SimPy."""
-    return module.startswith("epsim.sim")
+    """Whether a module may import SimPy: `epsim.sim`, and not `epsim.simulate`, which has fluid too."""
+    return f"{module}.".startswith("epsim.sim.")
 
 
 @dataclass

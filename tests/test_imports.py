@@ -87,7 +87,8 @@ def loaded_by(code: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stderr.split()}
 
 
-HEAVY = {"matplotlib", "torch", "torch_npu", "ray", "numba", "simpy", "rich", "cyclopts", "safetensors"}
+OPTIONAL = {"matplotlib", "torch", "torch_npu", "ray", "numba", "pyarrow", "google", "selenium"}
+HEAVY = OPTIONAL | {"simpy", "rich", "cyclopts", "safetensors"}
 
 
 def test_import_epsim_loads_nothing_that_is_heavy_or_optional():
@@ -99,6 +100,15 @@ def test_a_prediction_loads_neither_the_command_line_nor_an_extra():
     """The library call works where only the numbers are wanted."""
     code = "from epsim.predict import predict; predict(ep=8)"
     assert loaded_by(code) & (HEAVY - {"safetensors"}) == set()
+
+
+def test_a_simulation_loads_only_its_own_level():
+    """Fluid needs no events, events no fluid kernels, and neither draws."""
+    code = "from epsim.simulate import simulate; simulate(level='{}', ep=2, tokens=4{})"
+    plain = ", flow=__import__('epsim.simulate', fromlist=['x']).FlowOptions(engine='numpy')"
+    light = HEAVY - {"safetensors"}
+    assert loaded_by(code.format("flow", plain)) & light == set()
+    assert loaded_by(code.format("events", "")) & light == {"simpy"}
 
 
 @pytest.mark.parametrize("first", ["epsim.predict", "epsim.validate", "epsim.cli", "epsim"])
@@ -117,8 +127,11 @@ def test_every_public_name_can_be_imported():
         _ = epsim.predcit
 
 
-@pytest.mark.parametrize("words", ["--help", "predict --help", "validate --help", "topo --help", "--version"])
+HELPS = ("", "predict", "simulate", "workload", "whatif", "sweep", "exchange", "validate", "topo")
+
+
+@pytest.mark.parametrize("words", ["--version", *(f"{command} --help".strip() for command in HELPS)])
 def test_help_is_printed_without_numpy(words):
     """Help answers at once: no arrays, no numbers, no plotting."""
     code = f"from epsim.cli import run\nassert run({words.split()}) == 0"
-    assert loaded_by(code) & {"numpy", "msgspec", "matplotlib", "torch", "safetensors"} == set()
+    assert loaded_by(code) & (OPTIONAL | {"numpy", "msgspec", "simpy", "safetensors"}) == set()

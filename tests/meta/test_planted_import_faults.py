@@ -38,6 +38,13 @@ FAULTS = [
     ("epsim.deep_ep.utils.gate", "import os\nx = os.environ['A']", "os.environ belongs to"),
     ("epsim.deep_ep_x", "import torch", "torch must be imported inside"),
     ("epsim.sweep", "class A:\n    from ray import get", "ray must be imported inside"),
+    ("epsim.sweep.table", "import pyarrow.parquet as pq", "pyarrow must be imported inside"),
+    ("epsim.exchange.chakra", "from google.protobuf import message", "google must be imported inside"),
+    ("epsim.flow.kernels", "from numba import njit", "numba must be imported inside"),
+    ("epsim.trace.html", "import selenium", "selenium must be imported inside"),
+    ("epsim.simulate", "def f():\n    import simpy", "simpy belongs to epsim.sim"),
+    ("epsim.schedule.work", "import simpy", "simpy belongs to epsim.sim"),
+    ("topology.routes", "from epsim.machine import Machine", "topology must not import epsim.machine"),
 ]  # fmt: skip
 
 
@@ -62,7 +69,8 @@ ALLOWED = [
     ("native.jit", "from reference.config import EPConfig\nfrom reference.handle import Handle"),
     ("epsim.predict", "import topology, reference.plan\nfrom native import jit"),
     ("epsim.sim", "import simpy"),
-    ("epsim.simcore", "from simpy.events import Event"),
+    ("epsim.sim.clock", "from simpy.events import Event"),
+    ("epsim.sweep.table", "def f():\n    import pyarrow"),
     ("epsim.cli.predict", "import os, sys, argparse\nprint(os.environ, os.getenv('A'), sys.argv)"),
     ("epsim.report", "print(1)"),
     ("epsim.deep_ep", "import torch"),
