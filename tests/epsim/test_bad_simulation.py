@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from epsim.cli import run
+from epsim.errors import InputError
+from epsim.simulate import simulate
 from tests.epsim.test_bad_input import contents
 
 OPTIONS = {"--ep": "4", "--tokens": "8", "--op": "dispatch"}
@@ -178,3 +180,11 @@ def test_more_transfers_than_memory_holds_are_refused(monkeypatch, tmp_path, cap
     assert run(["workload", "all-gather", "--ranks", "8"]) == 0
     capfd.readouterr()
     assert "too many to simulate" in refused(["workload", "all-gather", "--ranks", "16"], tmp_path, capfd)
+
+
+@pytest.mark.parametrize("level", ["flow", "events"])
+@pytest.mark.parametrize(("fault", "field"), [("rank-late:0@1e30s", "fault"), ("rank-slow:0@1e-300", "time")])
+def test_faults_that_last_beyond_64_bits_are_refused(level, fault, field):
+    """Before any work, and not as an overflow in the middle."""
+    with pytest.raises(InputError, match=f"^{field} is '"):
+        simulate(level=level, ep=4, tokens=8, faults=[fault])
