@@ -83,6 +83,9 @@ def _notes(items: Sequence[Simulation]) -> list[str]:
     lines.append("busiest link: what it needs for its bytes alone; no schedule is faster")
     lines.append("closed form: what epsim predict says to the same rows on the healthy system")
     for item in items:
-        lines.append(f"{item.level}, {item.operation} EP{item.ep_size}: {item.policy}, {item.method}")
+        lines.append(
+            f"{item.level}, {item.operation} EP{item.ep_size}: {item.wire_gb_per_s:.4g} GB/s on the wire "
+            f"of an average card, {item.policy}, {item.method}"
+        )
     lines += [f"assumes: {text}" for item in items for text in item.assumptions]
     return list(dict.fromkeys(lines))

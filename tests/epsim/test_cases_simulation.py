@@ -53,6 +53,9 @@ def test_g47_both_figures_and_the_tier_are_named(level, ep):
     expected = (ep - 1) / ep * record / metric
     assert abs(found.wire_gb_per_s / found.gb_per_s_mean - expected) <= rounding(20, expected)
     assert "npu" in found.binding
+    text = str(found)
+    assert "logical GB/s per rank, own rank included" in text
+    assert f"{found.wire_gb_per_s:.4g} GB/s on the wire" in text
 
 
 CAUSES = ("sync gap", "destinations per port", "congestion", "imbalance")
