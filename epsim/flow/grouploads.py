@@ -77,6 +77,12 @@ class LayerLoads:
             if table.count.size:
                 spines = self.spine_parts if "spine" in name else 1
                 self.tiers[name] = _Tier(topology, table, self.plane_parts * spines, total, whole=whole)
+        # Sprayed bytes between a leaf and classes of leaves; every group spreads over spines alike.
+        self.amount = {
+            name: np.zeros((len(self.tiers[name].table.count), classes), self.tiers[name].total.dtype)
+            for name, classes in zip(TIERS[1:3], self.num_spines.shape[::-1], strict=True)
+            if name in self.tiers and not whole
+        }
 
     def _tabulate_spines(self) -> None:
         """Tabulate the common spines of two leaves by their classes: [A, B, C] and their number [A, B]."""
@@ -94,7 +100,15 @@ class LayerLoads:
         self.nth_spine = np.argsort(~self.common, axis=2, kind="stable").astype(np.int32)
 
     def loads(self) -> dict[str, list[Load]]:
-        """List what links carry, by tier."""
+        """List what links carry, by tier; once, when all groups have been added."""
+        reach = self.paths.reach
+        for name, classes, parts in (
+            ("leaf to spine", reach.up_class, self.parts),
+            ("spine to leaf", reach.down_class, self.back_parts),
+        ):
+            if name in self.amount:
+                cells = _spread_classes(self.amount.pop(name), parts, classes)
+                self.tiers[name].spread(np.arange(len(classes)), cells)
         return {f"netlayer {self.paths.layer.netlayer}, {name}": [t.load()] for name, t in self.tiers.items()}
 
     def hash(self, position: Int64, npus: Int64, flows: Flows, usable: Bools, seed: int) -> Fraction:
@@ -119,17 +133,19 @@ class LayerLoads:
             parallel = pick(salt, tier.counts(position[end], plane))
             slot = _slot(end, self.num_planes, plane, tier.width, parallel)
             shape = len(position), self.num_planes, tier.width
-            slowest = max(slowest, tier.add(position, _sum(slot, flows.carried, shape)))
+            slowest = max(slowest, tier.add(position, _sum_floats(slot, flows.carried, shape)))
         if not self.has_spines:
             return slowest
         if isinstance(plane, int):
-            sides = layer.up_leaf[position, plane], layer.down_leaf[position, plane]
-            leaves = np.take(sides[0], flows.src), np.take(sides[1], flows.dst)
+            near = _Leaves(layer.up_leaf[position, plane], flows.src)
+            far = _Leaves(layer.down_leaf[position, plane], flows.dst)
         else:
-            leaves = layer.up_leaf[position[flows.src], plane], layer.down_leaf[position[flows.dst], plane]
+            every = np.arange(len(plane))
+            near = _Leaves(layer.up_leaf[position[flows.src], plane], every)
+            far = _Leaves(layer.down_leaf[position[flows.dst], plane], every)
         # Flows under one leaf are hashed with the others and count for nothing: cheaper than to sort out.
-        crossing = flows.carried * (leaves[0] != leaves[1])
-        return max(slowest, self._hash_spines(pick, crossing, leaves)) if crossing.any() else slowest
+        crossing = flows.carried * (near.of_flows() != far.of_flows())
+        return max(slowest, self._hash_spines(pick, crossing, near, far)) if crossing.any() else slowest
 
     def _pick_plane(self, pick: "_Hash", flows: Flows, usable: Bools) -> Int64 | int:
         """Pick the nth usable plane of each flow."""
@@ -141,25 +157,26 @@ class LayerLoads:
         nth = np.asarray(pick(SALT_PLANE, mine.sum(axis=1)))
         return np.asarray((np.cumsum(mine, axis=1) > nth[:, None]).argmax(axis=1), np.int64)
 
-    def _hash_spines(self, pick: "_Hash", carried: Int64, leaves: tuple[IntArray, IntArray]) -> Fraction:
+    def _hash_spines(self, pick: "_Hash", carried: Int64, near: "_Leaves", far: "_Leaves") -> Fraction:
         """Add bytes between leaves, [F], to the links of the spine that the hash picks."""
         reach = self.paths.reach
         if self.num_spines.size == 1:
             nth, table = pick(SALT_SPINE, int(self.num_spines[0, 0])), self.nth_spine[0, 0]
             spine = nth if self.common.all() else table[nth]
         else:
-            pair = reach.up_class[leaves[0]], reach.down_class[leaves[1]]
+            pair = reach.up_class[near.of_flows()], reach.down_class[far.of_flows()]
             spine = self.nth_spine[*pair, pick(SALT_SPINE, self.num_spines[pair])]
         slowest = Fraction(0)
-        for name, salt, leaf in (
-            ("leaf to spine", SALT_TO_SPINE, leaves[0]), ("spine to leaf", SALT_FROM_SPINE, leaves[1])
+        for name, salt, end in (
+            ("leaf to spine", SALT_TO_SPINE, near), ("spine to leaf", SALT_FROM_SPINE, far)
         ):  # fmt: skip
             tier = self.tiers[name]
-            rows, row = _number(leaf, len(reach.up_class))
-            parallel = pick(salt, tier.counts(leaf, spine))
+            rows, row = _number(end.leaf, len(reach.up_class))
+            row = np.take(row, end.chosen)
+            parallel = pick(salt, tier.same_count or tier.table.count[end.of_flows(), spine])
             columns = tier.table.links.shape[1]
             slot = _slot(row, columns, spine, tier.width, parallel)
-            loads = _sum(slot, carried, (len(rows), columns, tier.width))
+            loads = _sum_floats(slot, carried, (len(rows), columns, tier.width))
             slowest = max(slowest, tier.add(rows, loads))
         return slowest
 
@@ -169,41 +186,61 @@ class LayerLoads:
         Args and Returns: as `hash`.
         """
         layer, size = self.paths.layer, len(position)
-        mine = usable[:, flows.pair].T  # [F, P]
-        alike = bool(mine.all())  # then every plane carries the same
-        carried = flows.carried * (self.plane_parts // mine.sum(axis=1))
-        by_plane = [carried] if alike else [carried * mine[:, plane] for plane in range(self.num_planes)]
+        alike = bool(usable.all())  # then every plane carries the same
+        if alike:
+            by_plane = [flows.carried * (self.plane_parts // self.num_planes)]
+        else:
+            mine = np.take(usable, flows.pair, axis=1)  # [P, F]
+            carried = flows.carried * (self.plane_parts // mine.sum(axis=0))
+            by_plane = [carried * one for one in mine]
         slowest = Fraction(0)
         for name, end in (("card to leaf", flows.src), ("leaf to card", flows.dst)):
             ports = np.stack([_sum(end, one, (size,)) for one in by_plane], axis=1)
             tier = self.tiers[name]
             slowest = max(slowest, tier.spread(position, np.broadcast_to(ports, (size, self.num_planes))))
         for plane in range(self.num_planes) if self.has_spines else ():
-            leaf_src = layer.up_leaf[position, plane][flows.src]
-            leaf_dst = layer.down_leaf[position, plane][flows.dst]
-            amount = by_plane[0 if alike else plane] * (leaf_src != leaf_dst)
-            some = np.flatnonzero(amount)
-            if len(some):
-                slowest = max(slowest, self._spray_spines(amount[some], leaf_src[some], leaf_dst[some]))
+            near = _Leaves(layer.up_leaf[position, plane], flows.src)
+            far = _Leaves(layer.down_leaf[position, plane], flows.dst)
+            amount = by_plane[0 if alike else plane] * (near.of_flows() != far.of_flows())
+            if amount.any():
+                slowest = max(slowest, self._spray_spines(amount, near, far))
         return slowest
 
-    def _spray_spines(self, carried: Int64, leaf_src: IntArray, leaf_dst: IntArray) -> Fraction:
-        """Add flows between different leaves, [F] over `plane_parts`."""
+    def _spray_spines(self, carried: Int64, near: "_Leaves", far: "_Leaves") -> Fraction:
+        """Add flows between different leaves, [F] over `plane_parts`; they reach spines in `loads`."""
         reach = self.paths.reach
         slowest = Fraction(0)
-        for name, near, near_class, far_class, parts in (
-            ("leaf to spine", leaf_src, reach.up_class, reach.down_class[leaf_dst], self.parts),
-            ("spine to leaf", leaf_dst, reach.down_class, reach.up_class[leaf_src], self.back_parts),
+        for name, end, other, near_class, far_class, parts in (
+            ("leaf to spine", near, far, reach.up_class, reach.down_class, self.parts),
+            ("spine to leaf", far, near, reach.down_class, reach.up_class, self.back_parts),
         ):  # fmt: skip
-            tier = self.tiers[name]
-            rows, row = _number(near, len(near_class))
-            classes, far = _number(far_class, parts.shape[1])
-            amount = _sum(row * len(classes) + far, carried, (len(rows), len(classes)))
-            amount = amount.astype(tier.total.dtype, copy=False)
-            own = near_class[rows]
-            cells = sum(amount[:, k, None] * parts[own, one] for k, one in enumerate(classes))
-            slowest = max(slowest, tier.spread(rows, np.asarray(cells)))
+            tier, num_classes = self.tiers[name], parts.shape[1]
+            rows, row = _number(end.leaf, len(near_class))
+            slot = np.take(row, end.chosen)
+            if num_classes > 1:
+                slot = slot * num_classes + np.take(far_class[other.leaf], other.chosen)
+            amount = _sum(slot, carried, (len(rows), num_classes)).astype(tier.total.dtype, copy=False)
+            self.amount[name][rows] += amount
+            slowest = max(slowest, tier.peak(rows, _spread_classes(amount, parts, near_class[rows])))
         return slowest
+
+
+class _Leaves(NamedTuple):
+    """Leaves at one end of flows: those of ranks, and the rank of each flow [F]."""
+
+    leaf: IntArray
+    chosen: Int64
+
+    def of_flows(self) -> IntArray:
+        """Return the leaf of each flow, [F]."""
+        return np.take(self.leaf, self.chosen)
+
+
+def _spread_classes(amount: Wide, parts: Int64, own: Int64) -> Wide:
+    """Spread [leaves, far classes] over spines by the parts of each pair of classes: [leaves, C]."""
+    if parts.shape[1] == 1:
+        return np.asarray(amount * parts[own, 0])
+    return np.asarray(sum(amount[:, one, None] * parts[own, one] for one in range(parts.shape[1])))
 
 
 class _Tier:
@@ -234,7 +271,9 @@ class _Tier:
         if len(self.rates) > 1:
             self._rate.reshape(-1)[present] = by_class[link_class]
         wide = total * self.denominator >= SAFE_INT64
-        self.total: npt.NDArray[Any] = np.zeros(table.links.shape, object if wide else np.int64)
+        # Whole flows are summed by bincount, and below 2^53 its floats are exact (`bound_groups` checks).
+        exact = np.float64 if whole else np.int64
+        self.total: npt.NDArray[Any] = np.zeros(table.links.shape, object if wide else exact)
 
     def counts(self, rows: IntArray, columns: IntArray | int) -> IntArray | int:
         """Count the parallel links of cells, one number when all cells have the same."""
@@ -244,12 +283,25 @@ class _Tier:
         """Add what cells [len(rows), columns] carry, equally over their parallel links."""
         if self.full:
             return self.add(rows, np.repeat(carried[:, :, None], self.width, axis=2))
+        return self.add(rows, self._shares(rows, carried))
+
+    def _shares(self, rows: IntArray, carried: Wide) -> Wide:
+        """Share what cells carry equally over their parallel links."""
         share = self.parallel // np.maximum(self.table.count[rows], 1)
-        return self.add(rows, (carried * share)[:, :, None] * (self.table.links[rows] >= 0))
+        return np.asarray((carried * share)[:, :, None] * (self.table.links[rows] >= 0))
 
     def add(self, rows: IntArray, loads: Wide) -> Fraction:
         """Add loads [len(rows), columns, M]; return the seconds of the slowest of them."""
         self.total[rows] += loads
+        return self._slowest(rows, loads)
+
+    def peak(self, rows: IntArray, carried: Wide) -> Fraction:
+        """Return what `spread` would, and add nothing."""
+        if self.full and len(self.rates) == 1:
+            return Fraction(int(carried.max(initial=0)), self.denominator * self.rates[0])
+        return self._slowest(rows, self._shares(rows, carried))
+
+    def _slowest(self, rows: IntArray, loads: Wide) -> Fraction:
         if len(self.rates) == 1:
             return Fraction(int(loads.max(initial=0)), self.denominator * self.rates[0])
         of = self._rate[rows]
@@ -259,7 +311,9 @@ class _Tier:
     def load(self) -> Load:
         """List the links with bytes."""
         used = self.total > 0
-        return Load(self.table.links[used], self.total[used], np.array([self.denominator], np.int64))
+        carried = self.total[used]
+        carried = carried.astype(np.int64) if carried.dtype == np.float64 else carried
+        return Load(self.table.links[used], carried, np.array([self.denominator], np.int64))
 
 
 class _Hash:
@@ -314,6 +368,12 @@ def _sum(slot: Int64, carried: Int64, shape: tuple[int, ...]) -> Int64:
         total = np.zeros(math.prod(shape), np.int64)
         np.add.at(total, slot, carried)
     return total.reshape(shape)
+
+
+def _sum_floats(slot: Int64, carried: Int64, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Sum integers per slot that are below 2^53 in all."""
+    total = np.bincount(slot, weights=carried, minlength=math.prod(shape))
+    return np.asarray(total.reshape(shape), np.float64)
 
 
 def _slot(row: Int64, columns: int, column: IntArray | int, width: int, parallel: IntArray | int) -> Int64:
