@@ -16,7 +16,7 @@ from epsim.flow.steps import Course, Plan, run
 
 Engine = Literal["auto", "numpy", "numba"]
 WORTH_COMPILING = 5e6
-"""Rates that NumPy finds in about the 2 s that compiling takes (benchmarks/bench_flow.py)."""
+"""Rates that NumPy finds in about the 4 s that compiling takes (benchmarks/bench_flow.py)."""
 
 ENGINES: tuple[str, ...] = get_args(Engine)
 

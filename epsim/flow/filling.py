@@ -27,9 +27,9 @@ Int64s = npt.NDArray[np.int64]
 RISING = 2**31 - 1  # a turn that never comes
 COUNT, WEIGHT, LEFT, LEVEL = range(4)
 
-NUM_SAVED = 16
-"""K: a choice; a solve starts at most a sixteenth too early, and saving takes little of its time."""
-FEW = 4
+NUM_SAVED = 32
+"""K: a choice; a solve starts at most a 32nd of its turns too early, and saving takes little of its time."""
+FEW = 16
 """A choice: after more ends at once everything is filled again."""
 
 
