@@ -25,8 +25,10 @@ _AMOUNTS: Mapping[Amount, str] = {
     "speed": "a part of the healthy rate, above 0 and below 1",
     "loss": "the chance that a packet is lost, from 0 to 0.5",
     "part": "the most that a service differs by, from 0 to 0.5",
-    "delay": "a time such as 100us",
+    "delay": "a time such as 100us, at most 1,000s",
 }
+MAX_DELAY_PS = 10**15
+"""Of a late rank: far beyond any timeout."""
 _CABLE = r"npu\d+/plane\d+|(?:npu|sw)\d+-(?:npu|sw)\d+"
 
 
@@ -118,19 +120,17 @@ class Fault:
     @property
     def meaning(self) -> str:
         """What is wrong, in words."""
-        amount = self._time if self.form.amount == "delay" else self.amount
+        amount = format_time(self.amount) if self.form.amount == "delay" else self.amount
         return self.form.words.format(where=self.where.replace("<->", " and "), amount=amount)
-
-    @property
-    def _time(self) -> str:
-        return format_time(self.amount).replace(" ", "")
 
     def __str__(self) -> str:
         """Write the spec as `parse_fault` reads it."""
         where = f":{self.where}" if self.where else ""
         if self.form.amount == "none":
             return self.kind + where
-        return f"{self.kind}{where}@{self._time if self.form.amount == 'delay' else f'{self.amount:.12g}'}"
+        if self.form.amount == "delay":
+            return f"{self.kind}{where}@{self.amount / 1e6:.12g}us"
+        return f"{self.kind}{where}@{self.amount:.12g}"
 
 
 def parse_fault(text: str) -> Fault:
@@ -196,7 +196,7 @@ def _amount(text: str, form: Form, word: str | None) -> float:
         "speed": 0 < value < 1,
         "loss": 0 <= value <= 0.5,
         "part": 0 <= value <= 0.5,
-        "delay": value >= 0,
+        "delay": 0 <= value <= MAX_DELAY_PS,
     }
     if not inside[form.amount]:
         raise InputError("fault", text, rule)

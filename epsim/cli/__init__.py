@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError
 
 import epsim
 from epsim.cli.calibrate import calibrate
+from epsim.cli.cluster import cluster
 from epsim.cli.debug import debug
 from epsim.cli.exchange import app as exchange_app
 from epsim.cli.explain import explain
@@ -22,9 +23,11 @@ from epsim.cli.simulate import simulate
 from epsim.cli.sweep import sweep
 from epsim.cli.topo import app as topo_app
 from epsim.cli.validate import validate
+from epsim.cli.whatif import whatif
 from epsim.cli.workload import workload
 from epsim.errors import MissingExtraError
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_ENVIRONMENT = 3
 
@@ -35,7 +38,9 @@ app = App(
 
     - `epsim predict` what will dispatch and combine give on this cluster, and what limits them?
     - `epsim simulate` the same on the real links, as fluid or as events, with a timeline
+    - `epsim cluster` many groups on one network, up to 262,144 cards
     - `epsim workload` other traffic on the same machine: collectives, pipelines, Engram
+    - `epsim whatif` what does a lost plane, a slow rank or a wrong cable cost?
     - `epsim explain` what happens to one token, and why does it land there?
     - `epsim inspect` is this routing balanced, and does it fit?
     - `epsim debug` is what a run dumped right, and where is it wrong first?
@@ -47,7 +52,20 @@ app = App(
     Every number of a prediction can be replaced: `--set hbm_rate=3.2TB/s`; `epsim profiles` lists them.""",
 )
 # These modules are light: what a command needs is imported when it runs, so `epsim --help` stays fast.
-for _command in (predict, simulate, validate, calibrate, explain, inspect, debug, sweep, workload, profiles):
+for _command in (
+    predict,
+    simulate,
+    validate,
+    calibrate,
+    explain,
+    inspect,
+    debug,
+    sweep,
+    workload,
+    cluster,
+    profiles,
+    whatif,
+):
     app.command(_command)
 app.command(topo_app, name="topo")
 app.command(exchange_app, name="exchange")
@@ -87,6 +105,8 @@ def run(tokens: Sequence[str] | None = None) -> int:
         if not _is_user_error(error):
             raise
         return _refuse(_one_line(str(error)))
+    except RuntimeError as error:
+        return _report_stuck(error)
     return result if isinstance(result, int) else 0
 
 
@@ -97,6 +117,17 @@ def _is_user_error(error: ValueError) -> bool:
     from topology.errors import TopologyError
 
     return isinstance(error, InputError | ConfigError | TopologyError)
+
+
+def _report_stuck(error: RuntimeError) -> int:
+    """Print who waits for what in a run that cannot end; anything else is a bug."""
+    from epsim.report_whatif import stuck_text
+    from epsim.sim.clock import StuckError
+
+    if not isinstance(error, StuckError):
+        raise error
+    print(f"epsim: {stuck_text(error)}", file=sys.stderr)
+    return EXIT_FAILED
 
 
 def _one_line(text: str) -> str:

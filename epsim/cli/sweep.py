@@ -2,12 +2,13 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+
+from epsim.cli.progress import progress
 
 if TYPE_CHECKING:
     from epsim.sweep import Plan, Sweep, Table
@@ -82,7 +83,7 @@ def sweep(
     # Ray reads this one when it starts; nothing of a user's run is reported anywhere.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        with _progress() as on_progress:
+        with progress("points") as on_progress:
             table = run_sweep(
                 points, out, engine=engine, jobs=jobs, address=address, on_progress=on_progress,
                 more_files=pictures,
@@ -183,18 +184,3 @@ def _suffix(field: str, path: Path | None) -> str:
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(field, str(path), "must end in .png, .svg or .pdf")
     return "" if path is None else path.suffix.removeprefix(".")
-
-
-@contextmanager
-def _progress() -> "Iterator[Callable[[int, int], Any] | None]":
-    """Show a bar with the time left on stderr, where somebody looks at it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("points"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("points", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

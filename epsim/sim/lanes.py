@@ -42,7 +42,9 @@ def bundle_links(routes: Routes, num_links: int, *, is_alone: bool) -> tuple[Int
     parts, hop = routes.parts[order].astype(np.uint64), routes.hop[order].astype(np.uint64)
     word = _mix(_mix(flow * _MIX + parts) + hop)
     starts = (
-        np.flatnonzero(np.concatenate([[True], link[1:] != link[:-1]])) if len(link) else np.zeros(0, np.int64)
+        np.flatnonzero(np.concatenate([[True], link[1:] != link[:-1]]))
+        if len(link)
+        else np.zeros(0, np.int64)
     )
     signature = np.add.reduceat(word, starts) if len(link) else word
     counts = np.diff(np.append(starts, len(link)))

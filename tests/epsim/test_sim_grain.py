@@ -39,7 +39,10 @@ def test_a_chunk_that_is_far_too_coarse_is_seen():
     assert abs(sqe / coarse - 1) > 0.01
 
 
-@pytest.mark.parametrize("text", ["", "chunk:", "chunk:0", "chunk:-1", "sqe:2", "packet:1", "bytes", "chunk:x"])
+NO_GRAINS = ["", "chunk:", "chunk:0", "chunk:-1", "sqe:2", "packet:1", "bytes", "chunk:x"]
+
+
+@pytest.mark.parametrize("text", NO_GRAINS)
 def test_what_is_no_grain_is_refused(text):
     with pytest.raises(InputError, match="grain"):
         Grain.parse(text)

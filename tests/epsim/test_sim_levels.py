@@ -33,7 +33,7 @@ def test_levels_agree_on_uniform_routing(ep):
         check_pair(flow, event, UNIFORM)
 
 
-@pytest.mark.parametrize("ep", (8, 32, 128))
+@pytest.mark.parametrize("ep", [8, 32, 128])
 def test_levels_agree_on_zipf(ep):
     flows, events = both(ep, tokens=4096, routing="zipf:1.2", seed=ep)
     for flow, event in zip(flows, events, strict=True):

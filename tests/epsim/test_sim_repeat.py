@@ -49,7 +49,8 @@ def platform_words(source):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             words = [k.value for k in node.keywords if k.arg == "dtype"]
             words += node.args[:1] if called == "astype" else node.args[1:2] if called in MAKERS else []
-            found += [ast.unparse(word) for word in words if ast.unparse(word).split(".")[-1] in PLATFORM_WORDS]
+            texts = [ast.unparse(word) for word in words]
+            found += [text for text in texts if text.split(".")[-1] in PLATFORM_WORDS]
     return found
 
 
