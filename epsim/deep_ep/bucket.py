@@ -27,6 +27,7 @@ from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.exchange import Exchange
 from epsim.deep_ep.meeting import group_of, telling_peers
+from epsim.deep_ep.outstanding import Delivery, Outstanding
 from epsim.deep_ep.regions import Part, Regions, check_batch, check_disjoint, checked_bytes
 from epsim.deep_ep.session import BucketSession
 from epsim.deep_ep.tensor_checks import Tensors, listed
@@ -49,8 +50,9 @@ class BucketEvent(EventOverlap):
 class BucketBuffer(BufferBase):
     """A storage that the ranks of one or several groups own alike, and collectives over it.
 
-    A collective reads its sources when it is called and writes its results when its event is waited for;
-    nothing is there before. The device reads sources until the wait, so do not write to them before it.
+    A collective reads its sources when it is called and writes its results when its event is waited for, or
+    the next collective or session of the buffer begins: calls see what earlier ones wrote, waited for or not.
+    The device reads sources until the wait, so do not write to them before it.
 
     `EP_AVOID_RECORD_STREAM=1`, which the real library demands for all-gather, decides who keeps tensors
     alive for another stream. Here the event always does, and the environment is not read.
@@ -121,6 +123,7 @@ class BucketBuffer(BufferBase):
         self.storage = torch.zeros(num_bytes, dtype=torch.uint8)
         self.regions = Regions(self.storage)
         self.session_in_use: BucketSession | None = None
+        self.outstanding = Outstanding()
         if isinstance(allocation_plan_or_num_bytes, BufferAllocator):
             allocation_plan_or_num_bytes.materialize(self.storage)
 
@@ -234,7 +237,7 @@ class BucketBuffer(BufferBase):
             results = copies or views
             return results[0] if isinstance(srcs, torch.Tensor) else results
 
-        return self._event(finish, srcs, 0)
+        return self._event(Delivery("all_gather", parts, finish), srcs, 0)
 
     def _gather_parts(
         self,
@@ -309,7 +312,7 @@ class BucketBuffer(BufferBase):
                 results.append(whole.view(size, -1)[exchange.rank].copy_(tensor_of(total)))
             return results[0] if isinstance(srcs, torch.Tensor) else results
 
-        return self._event(finish, srcs, num_sms)
+        return self._event(Delivery("reduce_scatter", parts, finish), srcs, num_sms)
 
     def all_reduce(
         self,
@@ -349,7 +352,7 @@ class BucketBuffer(BufferBase):
             ]
             return results[0] if isinstance(srcs, torch.Tensor) else results
 
-        return self._event(finish, srcs, num_sms)
+        return self._event(Delivery("all_reduce", parts, finish), srcs, num_sms)
 
     def _reduce_parts(self, operation: str, srcs: Tensors, scale: float, divisor: int) -> list[Part]:
         if self.edition.name == "ascend":
@@ -377,6 +380,7 @@ class BucketBuffer(BufferBase):
         prepare: Callable[[], list[Part]],
     ) -> list[Part]:
         """Return the parts of a call once all ranks know that they fit everywhere."""
+        self.outstanding.write()
         with exchange.telling(operation):
             if self.session_in_use is not None:
                 self.session_in_use.bind(self.groups[self.exchanges.index(exchange)])
@@ -386,8 +390,9 @@ class BucketBuffer(BufferBase):
         exchange.agree(operation, same={**same, **described})
         return parts
 
-    def _event(self, finish: Callable[[], Tensors], srcs: Tensors, num_sms: int | None) -> EventOverlap:
+    def _event(self, delivery: Delivery, srcs: Tensors, num_sms: int | None) -> EventOverlap:
         event = BucketEvent(EventHandle(), extra_tensors=tuple(listed("srcs", srcs)))
-        event.register_hook_after_wait(finish)
+        event.register_hook_after_wait(delivery)
+        self.outstanding.add(delivery)
         event.num_sms = num_sms or 0
         return event

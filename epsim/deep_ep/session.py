@@ -12,6 +12,7 @@ import torch
 
 from epsim.deep_ep.errors import HostCheckError, RefusedError
 from epsim.deep_ep.exchange import Exchange
+from epsim.deep_ep.outstanding import Outstanding
 from epsim.deep_ep.regions import Part, Regions
 from reference.sizes import RECORD_ALIGN_BYTES, align
 
@@ -20,6 +21,7 @@ class Bucket(Protocol):
     """What a session needs of its buffer."""
 
     regions: Regions
+    outstanding: Outstanding
     session_in_use: "BucketSession | None"
 
     def get_context_idx(self, group: Any) -> int:  # noqa: ANN401 - torch's type
@@ -54,6 +56,7 @@ class BucketSession:
         """
         if self.buffer.session_in_use is not None:
             raise RefusedError("session", "open", "sessions of one buffer do not nest")
+        self.buffer.outstanding.write()  # else a late result would overwrite what this session stages
         self.buffer.session_in_use = self
         self.num_allocated_bytes, self._context_idx = 0, None
         return self
@@ -96,6 +99,7 @@ class BucketSession:
 
         Raises:
           HostCheckError: an empty tensor, or the storage is used up.
+          UndefinedError: an earlier session's result lies there and is not waited for yet.
           RefusedError: outside the block, or another group.
         """
         if self.buffer.session_in_use is not self:
@@ -115,6 +119,7 @@ class BucketSession:
         if num_bytes < 1 or end > regions.num_bytes:
             rule = f"the session has {regions.num_bytes - offset} of {regions.num_bytes} bytes left"
             raise HostCheckError("num_bytes", num_bytes, rule)
+        self.buffer.outstanding.check_unused(offset, end)
         self.num_allocated_bytes = end
         return regions.view(offset, num_bytes, dtype)
 

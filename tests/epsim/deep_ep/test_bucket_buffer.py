@@ -288,6 +288,37 @@ def test_sessions_take_tensors_of_any_memory():
     assert run_ranks(sessions, 3) == [True] * 3
 
 
+def outstanding(rank, num_ranks):
+    buffer = BucketBuffer(None, SIZE, edition="nvidia", explicitly_destroy=True)
+    grid = buffer.storage[:16].view(torch.float32)
+    for is_reversed in (False, True):
+        grid.copy_(torch.arange(4.0) + 10 * rank)
+        events = [buffer.reduce_scatter(grid), buffer.all_gather(grid.view(2, 2)[rank])]
+        for event in reversed(events) if is_reversed else events:
+            event.wait()
+        assert grid.tolist() == [10.0, 12.0, 14.0, 16.0]
+        buffer.all_reduce(grid)  # its event is dropped; the device writes all the same
+        events = [buffer.all_reduce(grid), buffer.all_reduce(grid)]
+        assert events[1].wait().tolist() == [80.0, 96.0, 112.0, 128.0]
+        events[0].wait()
+        assert grid.tolist() == [80.0, 96.0, 112.0, 128.0]
+    with buffer.session():
+        event = buffer.all_reduce(torch.full((4,), 1.0 + rank))
+    with buffer.session() as session:
+        with pytest.raises(UndefinedError, match="result of an all_reduce whose event is not waited for"):
+            buffer.all_reduce(torch.ones(4))
+        assert event.wait().tolist() == [3.0] * 4
+        session.allocate((4,)).fill_(5)
+        assert buffer.all_reduce(grid).wait().tolist() == [10.0] * 4
+    buffer.destroy()
+    return True
+
+
+def test_calls_not_waited_for_are_seen_by_the_next():
+    """As if each had been waited for at once, in whatever order they are; no result is staged over."""
+    assert run_ranks(outstanding, 2) == [True] * 2
+
+
 def refused_constructors(world):
     with pytest.raises(UnsupportedError, match="sl_idx"):
         BucketBuffer(world, SIZE, sl_idx=0)
