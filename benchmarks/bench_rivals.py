@@ -76,7 +76,7 @@ def run():
     bound_ps = link_bound(case.topology, case.bytes_matrix).time_ps
     yield "decode-128: flows", f"{len(case.transfers()):,}", ""
     yield "busiest link", f"{bound_ps / 1e6:.3f} us", ""
-    engine, _ = choose_solver("auto")
+    engine = choose_solver("auto").name
     ours = {}
     for mode, target in (("exact", "<= 10 s, goal 1 s"), ("bounded", "<= 1.5 s, goal 0.2 s")):
         run_ours(case, mode=mode)  # once for the compiler

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from epsim.simulate import simulate
     from epsim.simulation import Simulation
     from epsim.systems import load_system
+    from epsim.whatif import whatif
     from reference.config import EPConfig, ExpertMap
     from reference.errors import ConfigError
     from reference.files import read_routing, write_routing
@@ -40,6 +41,7 @@ _HOME = {
     "predict": "epsim.predict",
     "read_routing": "reference.files",
     "simulate": "epsim.simulate",
+    "whatif": "epsim.whatif",
     "write_routing": "reference.files",
 }
 
@@ -60,6 +62,7 @@ __all__ = [
     "predict",
     "read_routing",
     "simulate",
+    "whatif",
     "write_routing",
 ]
 

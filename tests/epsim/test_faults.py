@@ -91,7 +91,7 @@ def test_what_is_no_fault_is_refused(spec):
 
 @pytest.mark.parametrize("spec", ["plane-lost:99", "rank-slow:8@0.5", "link-down:npu199/plane0"])
 def test_a_place_that_is_not_there_is_refused(spec):
-    with pytest.raises(ValueError, match="99|8"):
+    with pytest.raises(ValueError, match=r"99|8"):
         time_us("events", spec)
 
 
