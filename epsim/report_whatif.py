@@ -92,7 +92,8 @@ def ranks_plot(changes: Sequence[Change], suffix: str) -> bytes:
         axes.set_title(f"{change.after.operation} EP{change.after.ep_size}, {change.after.level}", fontsize=9)
         axes.set_xlabel("rank")
         axes.set_ylabel("last byte, us")
-    panels[0].legend(fontsize=8)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     figure.suptitle("; ".join(str(fault) for fault in changes[0].faults), fontsize=10)
     data = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "epsim"}):

@@ -100,6 +100,8 @@ def machine_problem(
     # Cards outside the group send nothing; any positive rate will do.
     send = np.ones(topology.num_npus)
     egress = machine.egress_bytes_per_s()
+    # A card that lost all its links is refused by name with its routes, or sends nothing.
+    egress[egress == 0] = 1.0
     send[npus] = machine.card_speed / (1 / egress + 1 / machine.memory_bytes_per_s)
     problem = flow_problem(
         router, npus[src], npus[dst], matrix[src, dst],
