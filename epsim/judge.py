@@ -268,21 +268,21 @@ class Judge:
         self.judge(name, expected, (mine, theirs))
 
     def judge_combined(self) -> None:
-        """Judge what came home, from what the capture says the experts gave back."""
+        """Judge what came home, from what the capture says the experts gave back, and the shape of that."""
         names = [n for n in ("combined_x", "combined_topk_weights") if self.given(n)]
-        reason = self._why_no_combine() if names else ""
+        wrong = {name for name in ("combine_x", "combine_topk_weights") if self._judge_shapes(name)}
+        reason = self._why_no_combine(wrong) if names else ""
         if reason:
             self.skipped |= dict.fromkeys(names, reason)
             return
         if not names:
             return
-        weights = self._in_reference_order("combine_topk_weights")
         has_weights = self.order.in_rank or not self.mode.expand
+        weights = None if wrong else self._in_reference_order("combine_topk_weights")
         if "combined_topk_weights" in names and (weights is None or not has_weights):
-            why = (
-                "not every rank gave combine_topk_weights" if has_weights else "the order returns no weights"
-            )
-            self.skipped["combined_topk_weights"] = why
+            why = "not every rank gave combine_topk_weights"
+            why = "combine_topk_weights of a rank have a wrong shape" if wrong else why
+            self.skipped["combined_topk_weights"] = why if has_weights else "the order returns no weights"
         results = combine(
             self.handles,
             self._in_reference_order("combine_x") or [],
@@ -294,23 +294,37 @@ class Judge:
             if name not in self.skipped:
                 self.judge(name, {r.rank: np.asarray(getattr(r, name)) for r in results})
 
-    def _why_no_combine(self) -> str:
+    def _judge_shapes(self, name: str) -> bool:
+        """Report the ranks whose rows for combine have a wrong width or are too few; say if there are any."""
+        expected: Arrays = {}
+        given = self.given(name)
+        for rank, array in given.items():
+            handle, frame = self.handles[rank], self.frames[rank]
+            width = () if self.mode.expand else (self.config.num_topk,)
+            width = (self.config.hidden,) if name == "combine_x" else width
+            # A frame that is not whole is a finding of the metadata, and says nothing of rows.
+            is_short = frame.is_whole and frame.num_missing(len(array)) > 0
+            if array.shape[1:] != width or is_short:
+                rows = len(array) if array.ndim == len(width) + 1 else handle.num_rows
+                rows = max(handle.num_rows, len(array) + 1) if is_short else rows
+                expected[rank] = np.broadcast_to(np.zeros((), dtype=array.dtype), (rows, *width))
+        if expected:
+            self.judge(name, expected, actual={rank: given[rank] for rank in expected})
+        return bool(expected)
+
+    def _why_no_combine(self, wrong: set[str]) -> str:
         """Say why combine cannot be judged; "" = it can."""
         rows = self.capture.column("combine_x")
         if rows is None:
             return "not every rank gave combine_x"
+        if "combine_x" in wrong:
+            return "combine_x of a rank has a wrong shape"
         for name in ("bias_0", "bias_1"):
             if self.given(name) and self.capture.column(name) is None:
                 return f"not every rank gave {name}"
-        weights = self.capture.column("combine_topk_weights") or rows
-        for frame, array, weight in zip(self.frames, rows, weights, strict=True):
-            rank = frame.handle.rank
+        for frame in self.frames:
             if not frame.is_whole:
-                return f"rows of rank {rank} cannot be matched, see recv_src_metadata"
-            if array.ndim != 2 or array.shape[1] != self.config.hidden:
-                return f"combine_x of rank {rank} has the shape {array.shape}"
-            if frame.num_missing(len(array)) or frame.num_missing(len(weight)):
-                return f"combine_x or its weights lack rows at rank {rank}"
+                return f"rows of rank {frame.handle.rank} cannot be matched, see recv_src_metadata"
         return ""
 
     def _in_reference_order(self, name: str) -> list[npt.NDArray[Any]] | None:

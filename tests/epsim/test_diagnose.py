@@ -125,6 +125,24 @@ def test_another_number_of_rows_is_a_mismatch(right, cut):
     assert (found.verdict, found.place.field) == ("not equal", "recv_topk_weights")
 
 
+@pytest.mark.parametrize("field", ["combine_x", "combine_topk_weights"])
+@pytest.mark.parametrize("change", ["flat", "narrow", "deep", "short"])
+def test_what_combine_was_given_in_a_wrong_shape_is_a_finding(right, field, change):
+    """Never equal; wrong weights do not hide a wrong combined_x."""
+    ranks = copied(right[3, "bf16"])
+    array = ranks[1][field]
+    half = array[..., : array.shape[-1] // 2]
+    changes = {"flat": array[0].reshape(-1), "narrow": half, "deep": array[..., None], "short": array[:3]}
+    ranks[1][field] = changes[change]
+    ranks[2]["combined_x"][0, 0] += 1
+    found = diagnose(changed(right[3, "bf16"], ranks))
+    assert (found.verdict, found.place.field, found.place.kind) == ("not equal", field, "shape")
+    assert found.place.destination_rank == 1
+    hidden = {"combined_topk_weights"} | ({"combined_x"} if field == "combine_x" else set())
+    assert set(found.not_compared) == hidden
+    assert ("combined_x" in {c.field for c in found.report.counts}) == (field == "combine_topk_weights")
+
+
 def test_slots_and_metadata_must_tell_the_same_order(right):
     """Each is legal alone: two slots of one target exchanged, the records not."""
     ranks = copied(right[2, "bf16"])
