@@ -1,6 +1,7 @@
 """Dispatch and combine that gradients flow through: each is the other's backward.
 
 All ranks must run the same backward, so a loss must depend on the outputs of the same calls on every rank.
+There are no second derivatives: what differentiates a gradient again raises an UnsupportedError.
 n tokens of this rank, K top-k, H hidden, N received rows, X expanded rows.
 Source: deepep-ascend.md section 6, usage pattern; deepep-v2.md section 3.6.
 """
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from epsim.deep_ep.ep import EPBuffer
-from epsim.deep_ep.errors import RefusedError
+from epsim.deep_ep.errors import RefusedError, UnsupportedError
 from epsim.deep_ep.handle import EPHandle
 
 
@@ -90,6 +91,9 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad_x: torch.Tensor, grad_weights: torch.Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401
         weights = None if grad_weights is None else grad_weights.contiguous()
         home_x, home_weights, _ = ctx.buffer.combine(grad_x.contiguous(), ctx.handle, weights)
+        home_x = _Gradient.apply(home_x, grad_x)
+        if home_weights is not None:
+            home_weights = _Gradient.apply(home_weights, grad_weights)
         return home_x, home_weights, None, None, None, None
 
 
@@ -112,7 +116,22 @@ class _Combine(torch.autograd.Function):  # type: ignore[misc]
         out = torch.zeros((ctx.num_rows, grad.shape[1]), dtype=grad.dtype)
         end = min(_num_defined_rows(handle), ctx.num_rows)
         out[:end] = rows[:end]
-        return out, None, None
+        return _Gradient.apply(out, grad), None, None
+
+
+class _Gradient(torch.autograd.Function):  # type: ignore[misc]
+    """A gradient, made from another one: not to be differentiated again, where it would count as constant."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, source: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        del ctx, source
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # noqa: ANN401
+        del ctx, grad
+        rule = "a gradient that came through dispatch or combine cannot be differentiated again"
+        raise UnsupportedError("create_graph", True, rule)
 
 
 def _num_defined_rows(handle: EPHandle) -> int:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
 from epsim.deep_ep.autograd import combine, dispatch
+from epsim.deep_ep.errors import UnsupportedError
 from examples.moe_layer import MoELayer, train
 from tests.epsim.deep_ep.spawning import run_ranks
 
@@ -113,6 +114,28 @@ def local_experts(rows, row_weights, handle, own, ids, rank, expand):
 def test_gradients_equal_those_of_a_dense_layer_where_sums_are_exact(expand, cpu_sync):
     """Of tokens, gate weights and experts, bit for bit; also with worst-case outputs full of poison."""
     assert run_ranks(exact_gradients, 2, expand, cpu_sync) == [True, True]
+
+
+def second_derivatives(rank, num_ranks, with_weights):
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, 2**22, TOKENS)
+    x, ids, weights = group_inputs(num_ranks)[rank]
+    x = x.to(BF16).requires_grad_()
+    options = {"num_experts": 2 * num_ranks}
+    rows, row_weights, handle = dispatch(buffer, x, ids, weights if with_weights else None, **options)
+    combined = combine(buffer, rows**3 * (row_weights[:, None].to(BF16) if with_weights else 1), handle)
+    (grad,) = torch.autograd.grad((combined.float() ** 2).sum(), x, create_graph=True)
+    assert grad.abs().sum() > 0
+    with pytest.raises(UnsupportedError, match="cannot be differentiated again"):
+        grad.float().pow(2).sum().backward(retain_graph=True)
+    with pytest.raises(UnsupportedError, match="cannot be differentiated again"):
+        torch.autograd.grad(grad.float().pow(2).sum() + x.float().sum(), x)
+    return True
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_second_derivatives_are_refused(with_weights):
+    """They would be missing without a word: a penalty on a gradient would train nothing."""
+    assert run_ranks(second_derivatives, 2, with_weights) == [True, True]
 
 
 def layer_gradients(rank, num_ranks):
