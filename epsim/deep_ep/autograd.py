@@ -31,7 +31,7 @@ def dispatch(
       topk_weights: [n, K] float32; their gradient is gathered from the rows.
       options: of `EPBuffer.dispatch`, such as num_experts and expert_alignment, but not defer_epilogue.
         do_expand is on unless given, and padding is zero then, because a gradient must not meet undefined
-        rows.
+        rows; nor those past the last one received, with do_cpu_sync off, which are zero as well.
 
     Returns:
       recv_x [X, H] and recv_topk_weights [X] (not expanded: [N, H] and [N, K], of which only the columns of
@@ -84,6 +84,11 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc]
         if event.event is not None:
             event.wait()
         made.append(handle)
+        # Without CPU sync the outputs have the worst case's rows; the last ones are undefined.
+        end = _num_defined_rows(handle)
+        for rows in (recv_x, recv_weights):
+            if rows is not None:
+                rows[end:] = 0
         ctx.buffer, ctx.handle = buffer, handle
         return recv_x, recv_weights
 

@@ -116,6 +116,31 @@ def test_gradients_equal_those_of_a_dense_layer_where_sums_are_exact(expand, cpu
     assert run_ranks(exact_gradients, 2, expand, cpu_sync) == [True, True]
 
 
+def zero_rows(rank, num_ranks, expand):
+    edition = "ascend" if expand else "nvidia"
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, 2**22, TOKENS, edition=edition)
+    x, ids, weights = group_inputs(num_ranks)[rank]
+    options = {"num_experts": 2 * num_ranks, "do_cpu_sync": False, "do_expand": expand}
+    options |= {"expert_alignment": 4} if expand else {"num_sms": 2}
+    rows, row_weights, handle = dispatch(buffer, x.to(BF16).requires_grad_(), ids, weights, **options)
+    real = int(
+        (handle.psum_num_recv_tokens_per_expert if expand else handle.psum_num_recv_tokens_per_rank)[-1]
+    )
+    assert 0 < real < rows.shape[0], "the worst case has more rows"
+    assert not rows[real:].any()
+    assert not row_weights[real:].any()
+    expert = torch.eye(HIDDEN, dtype=BF16, requires_grad=True)
+    combine(buffer, rows @ expert, handle).float().sum().backward()
+    assert expert.grad.isfinite().all()
+    return True
+
+
+@pytest.mark.parametrize("expand", [True, False])
+def test_rows_past_the_last_one_are_zero(expand):
+    """Else a product of all rows has undefined weight gradients."""
+    assert run_ranks(zero_rows, 2, expand) == [True, True]
+
+
 def second_derivatives(rank, num_ranks, with_weights):
     buffer = deep_ep.EPBuffer(dist.group.WORLD, 2**22, TOKENS)
     x, ids, weights = group_inputs(num_ranks)[rank]
