@@ -302,6 +302,8 @@ class _Tier:
         return self._slowest(rows, self._shares(rows, carried))
 
     def _slowest(self, rows: IntArray, loads: Wide) -> Fraction:
+        if not self.rates:  # every link of the tier is gone, so nothing may cross it
+            return Fraction(0)
         if len(self.rates) == 1:
             return Fraction(int(loads.max(initial=0)), self.denominator * self.rates[0])
         of = self._rate[rows]
