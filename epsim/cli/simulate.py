@@ -25,7 +25,10 @@ def simulate(
     trace: Annotated[
         Path | None, Parameter(help="write the timeline: .json opens in Perfetto, .html in a browser")
     ] = None,
-    plot: Annotated[Path | None, Parameter(help="write the timeline as a picture, .png or .svg")] = None,
+    plot: Annotated[
+        Path | None,
+        Parameter(help="picture of the first ranks' timeline, .png or .svg; --trace .html has all"),
+    ] = None,
     json: Annotated[bool, Flag, Parameter(help="print JSON for programs")] = False,
 ) -> None:
     """Simulate dispatch and combine on the real links.
@@ -98,9 +101,10 @@ def _write(item: "Simulation", trace: Path | None, plot: Path | None) -> None:
         files.append(trace_file(item, trace))
     if item.trace is not None and plot is not None:
         try:
-            from epsim.trace.plots import gantt_plot
+            from epsim.trace.plots import gantt_plot, readable_groups
 
-            files.append((plot, gantt_plot(item.trace, plot.suffix.removeprefix("."))))
+            groups = readable_groups(item.trace)
+            files.append((plot, gantt_plot(item.trace, plot.suffix.removeprefix("."), groups=groups)))
         except ImportError as error:
             raise MissingExtraError(f"--plot needs matplotlib: pip install 'epsim[plot]' ({error})") from None
     write_files(files)

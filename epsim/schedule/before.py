@@ -49,7 +49,12 @@ def before_ps(
     if operation == "combine":
         sums = (loads.reduction_reads + loads.reduced) * row.payload * memory
         lanes = software.post_lanes_combine.value
-        first = TASKS_PER_DOORBELL * -(-TASK_TOKENS // lanes) * post_ps if ranks > 1 else 0.0
+        # An AIV of a small batch has fewer tasks than a doorbell waits for.
+        per_aiv = np.asarray(counts.rows, np.float64) / num_aivs / TASK_TOKENS
+        tasks = np.minimum(
+            TASKS_PER_DOORBELL, np.where(per_aiv < 1, per_aiv * TASK_TOKENS, np.ceil(per_aiv)).sum(axis=0)
+        )
+        first = np.ceil(tasks) * -(-TASK_TOKENS // lanes) * post_ps if ranks > 1 else np.zeros(1)
         return np.asarray(np.rint(common + first + local + sums), np.int64)
     posts = num_descriptors(False, loads, num_aivs, software.rows_per_descriptor_dispatch.value)
     posting = np.ceil(posts / software.post_lanes_dispatch.value) * post_ps

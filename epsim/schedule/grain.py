@@ -55,13 +55,15 @@ class Grain:
         """The grain as `parse` reads it."""
         return f"chunk:{self.num_sqes}" if self.num_sqes else self.kind
 
-    def fit(self, num_sqes: float, per_visit: float, num_aivs: int) -> "Cut":
+    def fit(self, num_sqes: float, per_visit: float, num_aivs: int, *, keeps_pace: bool) -> "Cut":
         """Choose descriptors per chunk and AIVs per worker.
 
         Args:
           num_sqes: descriptors of the whole operation, all ranks.
           per_visit: descriptors that an AIV posts for one destination before it turns to the next.
           num_aivs: C.
+          keeps_pace: AIVs that act as one prepare as fast as each alone. In dispatch they do; in combine they
+            would walk all homes in turn where each alone has few, so thin visits are not joined.
         """
         if self.kind != "chunk":
             return Cut(num_sqes=1, aivs_per_worker=1, is_packets=self.kind == "packet")
@@ -71,7 +73,8 @@ class Grain:
             while num_sqes / size > AUTO_CHUNKS:
                 size *= 2
         aivs = 1
-        while num_aivs % (aivs * 2) == 0 and per_visit * aivs * 2 <= size:
+        can_join = keeps_pace or per_visit > 1
+        while can_join and num_aivs % (aivs * 2) == 0 and per_visit * aivs * 2 <= size:
             aivs *= 2
         return Cut(num_sqes=size, aivs_per_worker=aivs, is_packets=False)
 

@@ -102,6 +102,13 @@ def _shares(rows: Int64, first: int, num_of: int, num_aivs: int) -> Int64:
     return np.asarray(np.maximum(0, -(-(rows[:, None] - start) // num_aivs)).sum(axis=1), np.int64)
 
 
+def _tasks_per_aiv(plan: CombinePlan, rank: int, first: int) -> float:
+    """Return the mean number of tasks of the AIVs that act as one."""
+    rows, num_of = plan.work.rows[:, rank], plan.cut.aivs_per_worker
+    shares = (_shares(rows, aiv, 1, plan.work.num_aivs) for aiv in range(first, first + num_of))
+    return float(sum(int((-(-share // TASK_TOKENS)).sum()) for share in shares)) / num_of
+
+
 class _Memory:
     """Bills the memory bytes of one home rank's rows in equal parts, whole bytes and nothing lost.
 
@@ -130,12 +137,16 @@ def _worker(stage: Stage, plan: CombinePlan, rank: int, worker: int) -> Process:
     first = worker * plan.cut.aivs_per_worker
     track = stage.track(rank, f"AIV {first}")
     jetty = Jetty(jetty_name(rank, first))
+    tasks = list(tasks_of(plan, rank, worker))
+    # AIVs that act as one keep an AIV's pace: one has fewer tasks than all of them together meet homes.
+    pace = _tasks_per_aiv(plan, rank, first) / max(1, len(tasks))
     # Fetching the next tasks runs beside the sums (two stages), so a task costs the longer of the two.
-    fetch_ps = -(-TASK_TOKENS // plan.post_lanes) * plan.post_ps
+    fetch_ps = int(-(-TASK_TOKENS // plan.post_lanes) * plan.post_ps * pace)
+    per_doorbell = max(1, round(TASKS_PER_DOORBELL / pace)) if pace else TASKS_PER_DOORBELL
     ready: list[Chunk] = []
     num_remote = 0
     begin = clock.now_ps
-    for task in tasks_of(plan, rank, worker):
+    for task in tasks:
         end = clock.now_ps + fetch_ps
         if task.memory_bytes:
             end = max(end, card.memory_job(task.memory_bytes, "sum" if task.home != rank else "local rows"))
@@ -144,7 +155,7 @@ def _worker(stage: Stage, plan: CombinePlan, rank: int, worker: int) -> Process:
             continue
         ready += _cut(stage, plan, rank, task)
         num_remote += 1
-        if num_remote % TASKS_PER_DOORBELL == 0:
+        if num_remote % per_doorbell == 0:
             stage.ring(rank, jetty, ready)
             ready = []
     yield clock.wait(plan.costs.doorbell_ps)

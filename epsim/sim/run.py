@@ -143,7 +143,7 @@ def run_operation(
     per_visit = count / max(1, len(pairs) * work.num_aivs)
     if is_combine:
         per_visit = min(per_visit, TASK_TOKENS)
-    cut = options.grain.fit(count, per_visit, work.num_aivs)
+    cut = options.grain.fit(count, per_visit, work.num_aivs, keeps_pace=not is_combine)
     trace = TraceBuilder() if options.with_trace else None
     stage = Stage(
         machine, pairs,

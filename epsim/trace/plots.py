@@ -89,6 +89,19 @@ def links_plot(trace: Trace, suffix: str) -> bytes:
     return _bytes(figure, suffix)
 
 
+def readable_groups(trace: Trace) -> tuple[str, ...]:
+    """Return the first groups whose rows fit one picture; at least one."""
+    rows = dict.fromkeys(trace.groups, 0)
+    for group, _ in trace.tracks:
+        rows[group] += 1
+    found: list[str] = []
+    for group, count in rows.items():
+        if found and sum(rows[one] for one in found) + count > MOST_ROWS:
+            break
+        found.append(group)
+    return tuple(found)
+
+
 def _tracks(trace: Trace, groups: tuple[str, ...] | None) -> list[int]:
     for group in groups or ():
         if group not in trace.groups:
