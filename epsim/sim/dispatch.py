@@ -62,7 +62,7 @@ def num_sqes(work: Work) -> int:
 def dispatch_rank(stage: Stage, plan: DispatchPlan, counts: Meeting, rank: int) -> Process:
     """Run all workers of one rank from the end of the entry barrier until its last completion."""
     num_workers = plan.work.num_aivs // plan.cut.aivs_per_worker
-    published = _Published(stage, counts, rank, num_workers)
+    published = _Published(counts, rank, num_workers)
     workers = [
         stage.clock.start(_worker(stage, plan, published, rank, worker)) for worker in range(num_workers)
     ]
@@ -72,9 +72,8 @@ def dispatch_rank(stage: Stage, plan: DispatchPlan, counts: Meeting, rank: int) 
 class _Published:
     """Counts of one rank go to the others when its last AIV has published its histogram."""
 
-    def __init__(self, stage: Stage, counts: Meeting, rank: int, num_workers: int) -> None:
+    def __init__(self, counts: Meeting, rank: int, num_workers: int) -> None:
         self.counts, self.rank, self.missing = counts, rank, num_workers
-        self.stage = stage
 
     def publish(self) -> simpy.Event:
         """Take note of one worker and return the event at which all counts have come."""
