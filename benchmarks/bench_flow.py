@@ -10,9 +10,9 @@ import numpy as np
 
 from epsim.flow import bracket_makespan, flow_problem, simulate
 from epsim.flow.fast import has_numba
-from epsim.systems import load_system
+from epsim.platform.systems import load_system
 from reference.config import EPConfig
-from reference.generate import generate_topk
+from reference.routing.generate import generate_topk
 from topology import Router, leaf_spine, ubl128
 
 COPY_BYTES = 14_336  # 7,168 elements of BF16

@@ -9,7 +9,7 @@ import sys
 import time
 
 import epsim
-from epsim.systems import load_system
+from epsim.platform.systems import load_system
 
 REPEATS = 5
 

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from reference.compare import RowKeys, RowStream, compare
-from reference.dtypes import BF16, cast
-from reference.quantize import dequantize, quantize
+from reference.comparison.compare import RowKeys, RowStream, compare
+from reference.formats.dtypes import BF16, cast
+from reference.formats.quantize import dequantize, quantize
 
 ROWS, HIDDEN = 16_384, 7_168
 REPEATS = 3
@@ -18,8 +18,8 @@ REPEATS = 3
 _PEAK = """
 import re
 import numpy as np
-from reference.dtypes import BF16
-from reference.quantize import quantize
+from reference.formats.dtypes import BF16
+from reference.formats.quantize import quantize
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 x = np.zeros(({rows}, {hidden}), BF16.dtype)
 x += np.ones(1, BF16.dtype)

@@ -8,9 +8,9 @@ import numpy as np
 from reference.combine import combine
 from reference.config import EPConfig
 from reference.dispatch import dispatch, dispatch_cached
-from reference.generate import generate_topk
 from reference.order import RANK_REDUCED
 from reference.placement import plan_dispatch
+from reference.routing.generate import generate_topk
 from reference.sums import BF16
 
 TOKENS, HIDDEN, NUM_PACKS = 16384, 7168, 112

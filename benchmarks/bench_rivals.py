@@ -18,8 +18,8 @@ from epsim.exchange.case import ExchangeCase
 from epsim.exchange.simgrid import FLAGS, FLOWS_FILE, PLATFORM_FILE, read_simgrid, simgrid_files
 from epsim.flow import flow_problem, simulate
 from reference.config import EPConfig
-from reference.generate import generate_topk
 from reference.plan import count_rows
+from reference.routing.generate import generate_topk
 from topology import Router, leaf_spine, link_bound
 
 ROW_BYTES = 2 * 7168

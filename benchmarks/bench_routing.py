@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 from reference.config import EPConfig
-from reference.expected import expected_rows
-from reference.files import read_routing, write_routing
-from reference.generate import generate_topk, sample_loads
-from reference.manifest import routing_digest
 from reference.plan import count_rows
+from reference.routing.expected import expected_rows
+from reference.routing.files import read_routing, write_routing
+from reference.routing.generate import generate_topk, sample_loads
+from reference.routing.manifest import routing_digest
 from reference.topk import TopK
 
 REPEATS = 3

@@ -6,7 +6,7 @@ Times are CPU seconds of this process, best of the runs given, counting of the r
 import resource
 import time
 
-from epsim.measured import packaged_measurements
+from epsim.calibration.measured import packaged_measurements
 from epsim.schedule.grain import Grain
 from epsim.sim.run import EventOptions
 from epsim.simulate import FlowOptions, simulate

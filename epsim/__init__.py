@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from epsim.errors import InputError
+    from epsim.platform.systems import load_system
     from epsim.predict import predict
     from epsim.prediction import Prediction, Predictions
     from epsim.simulate import simulate
     from epsim.simulation import Simulation
-    from epsim.systems import load_system
     from epsim.whatif import whatif
     from reference.config import EPConfig, ExpertMap
     from reference.errors import ConfigError
-    from reference.files import read_routing, write_routing
-    from reference.generate import generate_topk
+    from reference.routing.files import read_routing, write_routing
+    from reference.routing.generate import generate_topk
     from reference.topk import TopK
     from topology import Topology, TopologyError
 
@@ -36,13 +36,13 @@ _HOME = {
     "TopK": "reference.topk",
     "Topology": "topology",
     "TopologyError": "topology",
-    "generate_topk": "reference.generate",
-    "load_system": "epsim.systems",
+    "generate_topk": "reference.routing.generate",
+    "load_system": "epsim.platform.systems",
     "predict": "epsim.predict",
-    "read_routing": "reference.files",
+    "read_routing": "reference.routing.files",
     "simulate": "epsim.simulate",
     "whatif": "epsim.whatif",
-    "write_routing": "reference.files",
+    "write_routing": "reference.routing.files",
 }
 
 __all__ = [

@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from epsim.calibration import Calibration, FittedParameter, LeftOut, Residual, flat, rms, worst
-from epsim.closedform import OPERATIONS
+from epsim.calibration.fitmodel import FitModel, build_model, free_parameter
+from epsim.calibration.leastsquares import Residuals, Solution, dependent_columns, jacobian, minimise
+from epsim.calibration.measured import Measurement
+from epsim.calibration.result import Calibration, FittedParameter, LeftOut, Residual, flat, rms, worst
 from epsim.errors import InputError
-from epsim.fitmodel import FitModel, build_model, free_parameter
-from epsim.leastsquares import Residuals, Solution, dependent_columns, jacobian, minimise
-from epsim.loads import Floats
-from epsim.measured import Measurement
-from epsim.profile import Software, Text, numbers_digest
-from epsim.quantity import Quantity, given
+from epsim.model.closedform import OPERATIONS
+from epsim.model.loads import Floats
+from epsim.platform.profile import Software, Text, numbers_digest
+from epsim.platform.quantity import Quantity, given
 from topology.source import Source
 
 DEFAULT_FIT = ("hbm_efficiency", "fanout_slope_dispatch", "fanout_slope_combine")

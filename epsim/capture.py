@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from epsim.capture_files import BF16, FP8, SUFFIXES, Arrays, read_arrays, write_arrays
+from epsim.debug.files import BF16, FP8, SUFFIXES, Arrays, read_arrays, write_arrays
 from epsim.errors import InputError
 from epsim.files import write_atomically
 from reference.config import EPConfig, ExpertMap
-from reference.dtypes import is_float
 from reference.edition import EditionName
 from reference.errors import ConfigError
+from reference.formats.dtypes import is_float
 from reference.handle import DEFAULT_NUM_AIVS, DispatchMode
 from reference.order import RECIPES, ReductionOrder, library_order
 from reference.topk import TopK

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from epsim.closedform import SCALEOUT_FORM
 from epsim.errors import InputError
 from epsim.flow.groups import GroupPolicy, Placement
-from epsim.network import payload_share
-from epsim.platform import Platform
+from epsim.model.closedform import SCALEOUT_FORM
+from epsim.platform.network import payload_share
+from epsim.platform.platform import Platform
 from topology import NETLAYER_SCALEOUT, LinkBound, Topology
 
 MAX_CARDS = 2**18

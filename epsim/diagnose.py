@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from epsim.capture import Capture
-from epsim.judge import Compared, Judge
-from epsim.places import Place, Places
-from epsim.vacuous import vacuous_reasons
-from reference.mismatch import MismatchReport
+from epsim.debug.judge import Compared, Judge
+from epsim.debug.places import Place, Places
+from epsim.debug.vacuous import vacuous_reasons
+from reference.comparison.mismatch import MismatchReport
 
 Verdict = Literal["equal", "not equal", "proved nothing"]
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from epsim.errors import InputError
-from epsim.routed import distinct_ranks
+from epsim.inputs.routed import distinct_ranks
 from reference.config import EPConfig
-from reference.limits import MAX_AIVS, Limit, limits
+from reference.memory.limits import MAX_AIVS, Limit, limits
+from reference.memory.sizes import Dtype, align
 from reference.plan import count_rows
-from reference.sizes import Dtype, align
 from reference.topk import TopK
 
 

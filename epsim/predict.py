@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from epsim.answer import Case
-from epsim.closedform import OPERATIONS, Operation
-from epsim.counting import Draws, check_draws
 from epsim.errors import InputError
-from epsim.groups import Group, Table, count, group_sizes, pod_size_of
-from epsim.options import TokenCounts, TwoLayer
-from epsim.platform import make_platform
+from epsim.inputs.counting import Draws, check_draws
+from epsim.inputs.groups import Group, Table, count, group_sizes, pod_size_of
+from epsim.model.answer import Case
+from epsim.model.closedform import OPERATIONS, Operation
+from epsim.model.options import TokenCounts, TwoLayer
+from epsim.platform.platform import make_platform
+from epsim.platform.presets import model_shape
+from epsim.platform.profile import Hardware, Software
 from epsim.prediction import Prediction, Predictions
-from epsim.presets import model_shape
-from epsim.profile import Hardware, Software
 from reference.config import ExpertMap
-from reference.manifest import Workload
-from reference.sizes import Dtype
+from reference.memory.sizes import Dtype
+from reference.routing.manifest import Workload
 from reference.topk import TopK
 from topology import Topology
 
@@ -64,7 +64,7 @@ def predict(
       num_topk: experts that a token chooses.
       expert_alignment: rows that an expert's block is padded to.
       expert_map: placement with redundant experts.
-      routing: "uniform", "zipf:1.1", ... (see `reference.generate.parse_routing`), a routing file or
+      routing: "uniform", "zipf:1.1", ... (see `reference.routing.generate.parse_routing`), a routing file or
         folder, a per-expert load histogram, or a TopK.
       seed: of the sampled routing.
       draws: sampled routings to average; None = exact expectation for uniform routing and one draw
@@ -76,7 +76,7 @@ def predict(
       software: profile name, file or object; None = the system's.
       settings: single parameters that replace the profiles', e.g. {"hbm_rate": "3.2TB/s"}.
       num_buffer_bytes: size of an existing buffer to check.
-      workload: group, tokens, routing, seed and dtype together (see `reference.manifest`); replaces
+      workload: group, tokens, routing, seed and dtype together (see `reference.routing.manifest`); replaces
         everything above from `model` to `masked_ratio` but operations and draws.
       port_rate: rate of one port, for HCCL files, which carry none.
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
 
-from epsim.closedform import MEMORY_TERMS, NETWORK_TERMS, Operation
-from reference.limits import Limit
-from reference.manifest import Workload
+from epsim.model.closedform import MEMORY_TERMS, NETWORK_TERMS, Operation
+from reference.memory.limits import Limit
+from reference.routing.manifest import Workload
 
 Bound = Literal["network-limited", "memory-limited", "kernel-limited"]
 Confidence = Literal["calibrated", "extrapolated", "not calibrated"]
@@ -177,7 +177,7 @@ class Predictions(Sequence[Prediction]):
 
     def __str__(self) -> str:
         """Return the table as plain text."""
-        from epsim.report import predictions_text
+        from epsim.report.prediction import predictions_text
 
         return predictions_text(self)
 
@@ -186,7 +186,7 @@ class Predictions(Sequence[Prediction]):
         return str(self)
 
     def _repr_html_(self) -> str:
-        from epsim.report import predictions_html
+        from epsim.report.prediction import predictions_html
 
         return predictions_html(self)
 

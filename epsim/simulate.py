@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 import numpy.typing as npt
 
-from epsim.answer import Case, epilogue_bytes
-from epsim.closedform import OPERATIONS, Operation
-from epsim.counting import Counted
 from epsim.errors import InputError
-from epsim.faults import Fault, parse_faults
-from epsim.faulty import faulty_events, faulty_machine, faulty_platform
-from epsim.groups import Group, Routed, group_sizes, pod_size_of, route
-from epsim.loads import RankLoads, rank_loads
-from epsim.machine import Machine, make_machine, slope_of
-from epsim.options import TokenCounts
-from epsim.platform import Platform, make_platform
+from epsim.faults.applied import faulty_events, faulty_machine, faulty_platform
+from epsim.faults.kinds import Fault, parse_faults
+from epsim.inputs.counting import Counted
+from epsim.inputs.groups import Group, Routed, group_sizes, pod_size_of, route
+from epsim.model.answer import Case, epilogue_bytes
+from epsim.model.closedform import OPERATIONS, Operation
+from epsim.model.loads import RankLoads, rank_loads
+from epsim.model.options import TokenCounts
+from epsim.platform.machine import Machine, make_machine, slope_of
+from epsim.platform.platform import Platform, make_platform
+from epsim.platform.presets import model_shape
+from epsim.platform.profile import Hardware, Software
 from epsim.prediction import Prediction
-from epsim.presets import model_shape
-from epsim.profile import Hardware, Software
 from epsim.schedule.costs import StepCosts, barrier_ps
 from epsim.simulation import LEVELS, Level, PortUse, RankTimes, Simulation
 from reference.counts import RowCounts
-from reference.manifest import Workload
+from reference.memory.sizes import Dtype
 from reference.plan import count_rows
-from reference.sizes import Dtype
+from reference.routing.manifest import Workload
 from reference.topk import TopK
 from topology import POLICIES, Policy, Topology
 
@@ -104,7 +104,7 @@ def simulate(
       port_rate: rate of one port, for HCCL files.
       flow: options of the flow level.
       events: options of the event level; its policy and seed are taken from here.
-      faults: what is wrong on purpose, as "link-down:npu3/plane2"; see `epsim.faults`.
+      faults: what is wrong on purpose, as "link-down:npu3/plane2"; see `epsim.faults.kinds`.
 
     Returns:
       One Simulation per group size and operation.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from epsim.closedform import Operation
+from epsim.model.closedform import Operation
 from epsim.trace.trace import Trace
 
 Level = Literal["flow", "events"]
@@ -134,6 +134,6 @@ class Simulation:
 
     def __str__(self) -> str:
         """Return the table that the command prints."""
-        from epsim.report_simulation import simulations_text
+        from epsim.report.simulation import simulations_text
 
         return simulations_text([self])

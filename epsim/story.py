@@ -12,9 +12,9 @@ import numpy as np
 from epsim.errors import InputError
 from reference.config import EPConfig
 from reference.handle import DispatchMode, Handle
+from reference.memory.sizes import Dtype, row_bytes
 from reference.order import ReductionOrder, library_order
 from reference.placement import local_expert_ids, plan_dispatch
-from reference.sizes import Dtype, row_bytes
 from reference.topk import TopK
 
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from epsim.cases import Target, metric_bytes, target_of
-from epsim.closedform import Operation
-from epsim.counting import Draws
+from epsim.calibration.cases import Target, metric_bytes, target_of
+from epsim.calibration.measured import LOGICAL, PACKAGED, SCALEOUT, Answer, Measurement, packaged_measurements
+from epsim.calibration.missing import implied_wire_gb_per_s, missing_terms
 from epsim.errors import InputError
-from epsim.measured import LOGICAL, PACKAGED, SCALEOUT, Answer, Measurement, packaged_measurements
-from epsim.missing import implied_wire_gb_per_s, missing_terms
+from epsim.inputs.counting import Draws
+from epsim.model.closedform import Operation
 from epsim.predict import predict
 from epsim.prediction import Prediction, Predictions
 from reference.errors import ConfigError
-from reference.sizes import Dtype
+from reference.memory.sizes import Dtype
 from topology.errors import TopologyError
 
 LARGE_ERROR = 0.10
@@ -162,7 +162,7 @@ class Validation:
 
     def __str__(self) -> str:
         """Return the report as plain text."""
-        from epsim.report_measured import validation_text
+        from epsim.report.measured import validation_text
 
         return validation_text(self)
 

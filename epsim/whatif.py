@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
-from epsim.faults import Fault, parse_family, parse_faults
-from epsim.faulty import faulty_topology, places
-from epsim.platform import Platform, make_platform
+from epsim.faults.applied import faulty_topology, places
+from epsim.faults.arithmetic import Arithmetic, arithmetic
+from epsim.faults.kinds import Fault, parse_family, parse_faults
+from epsim.platform.platform import Platform, make_platform
 from epsim.simulate import simulate
 from epsim.simulation import Level, Simulation
-from epsim.wirearithmetic import Arithmetic, arithmetic
 from topology import Topology, TopologyError, check
 
 TERMS = ("waiting for the last rank", "before the first byte", "bytes", "last completion and exit barrier")

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from epsim.answer import Case
-from epsim.closedform import Operation
-from epsim.counting import describe_law
-from epsim.machine import make_machine
-from epsim.measured import Range, packaged_measurements
-from epsim.platform import make_platform
+from epsim.calibration.measured import Range, packaged_measurements
+from epsim.inputs.counting import describe_law
+from epsim.model.answer import Case
+from epsim.model.closedform import Operation
+from epsim.platform.machine import make_machine
+from epsim.platform.platform import make_platform
 from epsim.schedule.grain import Grain
 from epsim.schedule.work import count_work
 from epsim.sim.card import EngineCosts
 from epsim.sim.run import EventOptions, run_operation
 from reference.config import EPConfig
-from reference.sizes import Dtype
+from reference.memory.sizes import Dtype
 
 SIZES = (8, 16, 32, 64, 128)
 TOKENS, NUM_AIVS = 16_384, 64

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reference.handle import Handle
+from reference.memory.sizes import align
 from reference.placement import local_expert_ids
 from reference.poison import fill_bytes, poison, poison_byte
 from reference.results import DispatchResult
 from reference.rows import as_bits, gather_rows
-from reference.sizes import align
 
 Payload = Sequence[npt.NDArray[Any]]
 """Per rank [T, columns], one dtype and one number of columns."""

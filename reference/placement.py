@@ -13,10 +13,10 @@ import numpy.typing as npt
 from reference.config import EPConfig
 from reference.errors import ConfigError
 from reference.handle import DispatchMode, Handle, topk_digest
+from reference.memory.sizes import align
 from reference.plan import ledger_blocks
 from reference.poison import poison_int
 from reference.routes import SendSide, send_side, small_ids, starts_of
-from reference.sizes import align
 from reference.topk import TopK
 
 IntArray = npt.NDArray[np.int32]

@@ -31,7 +31,7 @@ def may_face_user(module: str) -> bool:
     if module == "epsim.deep_ep.utils.launcher":
         return True  # it stands in for what upstream's programs start with: init_dist and dist_print
     package, _, rest = module.partition(".")
-    return package == "epsim" and (rest.split(".")[0] == "cli" or rest.startswith("report"))
+    return package == "epsim" and (rest.split(".")[0] in ("cli", "report"))
 
 
 def may_need_torch(module: str) -> bool:

@@ -121,7 +121,7 @@ def _is_user_error(error: ValueError) -> bool:
 
 def _report_stuck(error: RuntimeError) -> int:
     """Print who waits for what in a run that cannot end; anything else is a bug."""
-    from epsim.report_whatif import stuck_text
+    from epsim.report.whatif import stuck_text
     from epsim.sim.clock import StuckError
 
     if not isinstance(error, StuckError):

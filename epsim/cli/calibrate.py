@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from epsim.calibration import Calibration
+    from epsim.calibration.result import Calibration
 
 Flag = Parameter(negative="")
 
@@ -78,11 +78,11 @@ def calibrate(
     if json:
         import json as codec
 
-        from epsim.report_measured import calibration_summary
+        from epsim.report.measured import calibration_summary
 
         print(codec.dumps(calibration_summary(result), indent=2))
         return
-    from epsim.report_measured import calibration_text
+    from epsim.report.measured import calibration_text
 
     print(calibration_text(result))
     for path in written:
@@ -103,8 +103,8 @@ def _knee(text: str) -> "float | Literal['grid']":
 def _write(result: "Calibration", out: Path | None, csv: Path | None) -> list[Path]:
     """Write profile and records, both or neither."""
     from epsim.files import write_files
-    from epsim.profile import profile_toml
-    from epsim.report_measured import calibration_records, records_csv
+    from epsim.platform.profile import profile_toml
+    from epsim.report.measured import calibration_records, records_csv
 
     texts: list[tuple[Path, str]] = []
     if out is not None:

@@ -39,7 +39,7 @@ def cluster(
     """
     from epsim.cli.predict import parse_settings
     from epsim.cluster import exchange_on_cluster, groups_on_cluster
-    from epsim.platform import make_platform
+    from epsim.platform.platform import make_platform
 
     platform = make_platform(system, settings=parse_settings(settings))
     if all_to_all is not None:
@@ -47,12 +47,12 @@ def cluster(
 
         answer = exchange_on_cluster(platform, parse_size(all_to_all, "all-to-all"))
     else:
-        from epsim.groups import group_bytes
+        from epsim.inputs.groups import group_bytes
 
         matrix = group_bytes(platform, ep, op, model=model, tokens=tokens, routing=routing, seed=seed)
         answer = groups_on_cluster(
             platform, matrix, num_groups=groups, placement=placement, policy=policy, seed=seed
         )
-    from epsim.report_cluster import cluster_json, cluster_text
+    from epsim.report.cluster import cluster_json, cluster_text
 
     print(cluster_json(answer) if json else cluster_text(answer))

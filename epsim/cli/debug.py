@@ -30,13 +30,13 @@ def debug(
     from epsim.capture import read_capture
     from epsim.diagnose import diagnose
     from epsim.errors import InputError
-    from epsim.report_story import diagnosis_text
+    from epsim.report.story import diagnosis_text
 
     if located < 1:
         raise InputError("located", located, "must be at least 1")
     found = diagnose(read_capture(capture), max_located=located)
     if json:
-        from epsim.report_story import diagnosis_summary
+        from epsim.report.story import diagnosis_summary
 
         print_json(diagnosis_summary(found))
     else:

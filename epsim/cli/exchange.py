@@ -78,7 +78,7 @@ def import_results(
     """
     from epsim.exchange.compare import compare, our_makespans
     from epsim.exchange.folder import read_record
-    from epsim.systems import load_system
+    from epsim.platform.systems import load_system
 
     record = read_record(folder)
     case = record.case(load_system(record.system).topology)
@@ -100,9 +100,9 @@ def _case(
 
     from epsim.errors import InputError
     from epsim.exchange.case import ExchangeCase
-    from epsim.systems import load_system
+    from epsim.platform.systems import load_system
+    from reference.memory.sizes import row_bytes
     from reference.plan import count_rows
-    from reference.sizes import row_bytes
 
     topology = load_system(system).topology
     routed = group.load(routing)

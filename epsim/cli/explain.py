@@ -43,7 +43,7 @@ def explain(
     Slots and rows are the canonical ones: by source rank, then token. A real run may order the tokens of one
     source rank in another way.
     """
-    from epsim.report_story import row_text, story_text
+    from epsim.report.story import row_text, story_text
     from epsim.story import Storyteller
 
     _check_question((rank, token), (row, at_rank), received)

@@ -27,7 +27,7 @@ def inspect(
     tokens can mean half the bytes.
     """
     from epsim.inspection import inspect_routing
-    from epsim.report_story import inspection_text
+    from epsim.report.story import inspection_text
 
     routed = (group or GroupOptions()).load(routing)
     options = routed.agreed_options({"dtype": dtype, "num_aivs": aivs})

@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from epsim.prediction import Predictions
-    from epsim.report import Published
-    from reference.manifest import Workload
+    from epsim.report.prediction import Published
+    from reference.routing.manifest import Workload
 
 Flag = Parameter(negative="")
 
@@ -131,7 +131,7 @@ def predict(
     if json:
         print(result.to_json())
         return
-    from epsim.report import predictions_text
+    from epsim.report.prediction import predictions_text
 
     print(predictions_text(result, published))
     for path, _ in files:
@@ -200,7 +200,7 @@ def _size(text: str | None) -> int | None:
 def _workload(path: Path | None) -> "Workload | None":
     if path is None:
         return None
-    from reference.manifest import read_manifest
+    from reference.routing.manifest import read_manifest
 
     return read_manifest(path)
 
@@ -208,7 +208,7 @@ def _workload(path: Path | None) -> "Workload | None":
 def _manifest(result: "Predictions") -> bytes:
     """Return the manifest of the only workload."""
     from epsim.errors import InputError
-    from reference.manifest import manifest_bytes
+    from reference.routing.manifest import manifest_bytes
 
     if len(result.workloads) != 1:
         sizes = ",".join(str(workload.config.ep_size) for workload in result.workloads)
@@ -218,8 +218,8 @@ def _manifest(result: "Predictions") -> bytes:
 
 def _published(result: "Predictions") -> "dict[tuple[str, int], Published]":
     """Return published ranges by operation and group size, of the cases that really are the measured ones."""
-    from epsim.measured import packaged_measurements
-    from epsim.report import Published
+    from epsim.calibration.measured import packaged_measurements
+    from epsim.report.prediction import Published
 
     found: dict[tuple[str, int], Published] = {}
     for row in packaged_measurements("published"):
@@ -257,7 +257,7 @@ def _picture(
     result: "Predictions", suffix: str, published: "dict[tuple[str, int], Published] | None"
 ) -> bytes:
     from epsim.errors import MissingExtraError
-    from epsim.plots import predictions_plot
+    from epsim.report.plots import predictions_plot
 
     try:
         return predictions_plot(result, suffix, published)

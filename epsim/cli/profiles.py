@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from epsim.profile import Hardware, Software
+    from epsim.platform.profile import Hardware, Software
 
 Flag = Parameter(negative="")
 
@@ -27,8 +27,14 @@ def profiles(
 
     Use your own with `epsim predict --software mine.toml`, or change single numbers with `--set NAME=VALUE`.
     """
-    from epsim.profile import entries, hardware_profile, packaged_profiles, profile_toml, software_profile
-    from epsim.report import plain_table
+    from epsim.platform.profile import (
+        entries,
+        hardware_profile,
+        packaged_profiles,
+        profile_toml,
+        software_profile,
+    )
+    from epsim.report.prediction import plain_table
 
     known = packaged_profiles()
     if name is None:
@@ -68,8 +74,8 @@ def _find(name: str, known: dict[str, str]) -> "Hardware | Software":
     import tomllib
 
     from epsim.errors import InputError
-    from epsim.profile import hardware_profile, software_profile
-    from reference.readable import read_regular
+    from epsim.platform.profile import hardware_profile, software_profile
+    from reference.routing.readable import read_regular
 
     if name in known:
         return (hardware_profile if known[name] == "hardware" else software_profile)(name)

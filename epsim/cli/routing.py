@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from epsim.capture import CaptureOptions
-    from epsim.routed import Routed
+    from epsim.inputs.routed import Routed
 
 RoutingText = Annotated[
     str,
@@ -47,7 +47,7 @@ class GroupOptions:
     def load(self, routing: str) -> "Routed":
         """Return group and routing."""
         from epsim.cli.predict import parse_numbers
-        from epsim.routed import RoutingRequest, load_routing
+        from epsim.inputs.routed import RoutingRequest, load_routing
 
         return load_routing(
             RoutingRequest(

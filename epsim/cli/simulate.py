@@ -53,11 +53,11 @@ def simulate(
     result = run()
     _write(result[0], trace, plot)
     if json:
-        from epsim.report_simulation import simulations_json
+        from epsim.report.simulation import simulations_json
 
         print(simulations_json(result))
         return
-    from epsim.report_simulation import simulations_text
+    from epsim.report.simulation import simulations_text
 
     print(simulations_text(result))
     if check_grain:

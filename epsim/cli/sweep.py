@@ -73,7 +73,7 @@ def sweep(
     Points that cannot be (16 experts on 32 ranks) are rows with status refused. Exit code 1 when all are, or
     when epsim fails on a point. docs/sweep.md has a worked example.
     """
-    from epsim.report_sweep import sweep_json, sweep_text
+    from epsim.report.sweep import sweep_json, sweep_text
     from epsim.sweep import make_plan, run_sweep
     from epsim.sweep.engines import SweepError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 if TYPE_CHECKING:
-    from epsim.systems import System
+    from epsim.platform.systems import System
     from topology.summary import LayerSummary
 
 Format = Literal["toml", "topo", "ranktable"]
@@ -54,7 +54,7 @@ def list_presets(*, json: JsonFlag = False) -> None:
 
     A number of cards may follow a name: `ubl128:64`, `clos:262144`.
     """
-    from epsim.systems import PRESETS
+    from epsim.platform.systems import PRESETS
 
     if json:
         _print_json([{"name": p.name, "num_npus": p.num_npus, "help": p.help} for p in PRESETS.values()])
@@ -175,7 +175,7 @@ def draw(system: SystemArgument, /, *, out: DrawTarget, hccl: Hccl = None, json:
 
 
 def _load(system: str, hccl: HcclOptions | None) -> "System":
-    from epsim.systems import load_system
+    from epsim.platform.systems import load_system
     from topology.hccl_graph import FabricRates
 
     options = hccl or HcclOptions()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from epsim.measured import Measurement
+    from epsim.calibration.measured import Measurement
 
 Flag = Parameter(negative="")
 
@@ -46,7 +46,7 @@ def validate(
     """
     from epsim.cli.predict import parse_draws, parse_settings
     from epsim.files import write_atomically
-    from epsim.report_measured import records_csv, validation_records, validation_text
+    from epsim.report.measured import records_csv, validation_records, validation_text
     from epsim.validate import validate as library_validate
 
     rows = load_rows(measurements)
@@ -74,7 +74,7 @@ def load_rows(measurements: str | None) -> "tuple[Measurement, ...]":
     Raises:
       InputError: no such set or file, or a row that breaks a rule.
     """
-    from epsim.measured import packaged_measurements, read_measurements
+    from epsim.calibration.measured import packaged_measurements, read_measurements
     from epsim.validate import all_packaged
 
     if measurements is None:

@@ -49,7 +49,7 @@ def whatif(
         _print_each(options, each, json)
         return
     from epsim.files import write_files
-    from epsim.report_whatif import changes_text
+    from epsim.report.whatif import changes_text
     from epsim.whatif import whatif as library_whatif
 
     changes = library_whatif(fault or [], **options.arguments(with_trace=trace is not None))
@@ -85,7 +85,7 @@ def _check(
 
 
 def _print_each(options: CaseOptions, each: str, json: bool) -> None:
-    from epsim.report_whatif import damages_text
+    from epsim.report.whatif import damages_text
     from epsim.whatif import whatif_each
 
     with progress("faults") as on_progress:
@@ -107,7 +107,7 @@ def _print_each(options: CaseOptions, each: str, json: bool) -> None:
 
 def _picture(changes: "list[Change]", path: Path) -> bytes:
     from epsim.errors import MissingExtraError
-    from epsim.report_whatif import ranks_plot
+    from epsim.report.whatif import ranks_plot
 
     try:
         return ranks_plot(changes, path.suffix.removeprefix("."))

@@ -43,7 +43,7 @@ def workload(
     - `epsim workload pp --ranks 4 --with microbatches=16 --trace pipeline.html`
     """
     from epsim.errors import InputError
-    from epsim.report_workload import catalogue_text, run_json, run_text
+    from epsim.report.workload import catalogue_text, run_json, run_text
 
     if name is None:
         if values or json or trace is not None:
@@ -53,8 +53,8 @@ def workload(
     if trace is not None and trace.suffix not in (".json", ".html"):
         raise InputError("trace", str(trace), "must end in .json or .html")
     from epsim.cli.predict import parse_settings
-    from epsim.machine import make_machine
-    from epsim.platform import make_platform
+    from epsim.platform.machine import make_machine
+    from epsim.platform.platform import make_platform
     from epsim.schedule.transfers import whole
     from epsim.schedule.workloads import make_workload
     from epsim.sim.transfers import TransferOptions, run_transfers

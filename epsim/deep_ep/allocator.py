@@ -9,7 +9,7 @@ import torch
 
 from epsim.deep_ep.arrays import numpy_dtype
 from epsim.deep_ep.errors import RefusedError
-from reference import allocation
+from reference.collectives import allocation
 from reference.errors import ConfigError
 
 

@@ -1,7 +1,7 @@
 """Redundant experts over a real group: weights out to the copies, gradients back to the originals.
 
 R ranks, L local experts of a rank, C redundant slots of a rank; the mapping [R, C] names the expert that each
-slot copies, -1 = empty. What the two calls mean is in `reference.redundancy`.
+slot copies, -1 = empty. What the two calls mean is in `reference.experts.redundancy`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from epsim.deep_ep.context import Context
 from epsim.deep_ep.errors import HostCheckError, raised_as
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.tensor_checks import Tensors, check_tensor, listed
-from reference.redundancy import GRAD_DTYPES, check_redundancy_mapping, sum_copies
+from reference.experts.redundancy import GRAD_DTYPES, check_redundancy_mapping, sum_copies
 
 Mapping32 = npt.NDArray[np.int32]
 
@@ -51,7 +51,7 @@ class LoadBalancing(ABC):
         Raises:
           HostCheckError: a tensor or the mapping does not fit.
           RankMismatchError: mappings or shapes differ between ranks.
-          Source: `reference.redundancy`; upstream's Ascend kernels are not written yet.
+          Source: `reference.experts.redundancy`; upstream's Ascend kernels are not written yet.
         """
         del num_sms, previous_event
         self.check_alive("lb_prefetch_weights")

@@ -9,7 +9,7 @@ from epsim.deep_ep.comm.handle import HCCLCommHandle, get_hccl_comm_handle
 from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, RefusedError
 from epsim.deep_ep.exchange import Exchange
 from epsim.deep_ep.meeting import group_of, telling_peers
-from reference.workspace import WORKSPACE_BYTES
+from reference.memory.workspace import WORKSPACE_BYTES
 
 
 def leave(exchange: Exchange) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from epsim.deep_ep.arrays import Array, array_of
 from epsim.deep_ep.exchange import Bytes, Exchange
 from epsim.deep_ep.regions import Part
-from reference import reductions
-from reference.dtypes import BF16, to_bf16, widen
+from reference.collectives import reductions
+from reference.formats.dtypes import BF16, to_bf16, widen
 
 
 def flat_bytes(array: Array) -> Bytes:

@@ -1,7 +1,7 @@
 """`BucketBuffer`: batched collectives over one storage, for one or several groups.
 
 R ranks of a group, r this rank's place in it. What the collectives compute, and in which order they add, is
-in `reference.reductions`.
+in `reference.collectives.reductions`.
 Source: deepep-ascend.md sections 1.13, 1.14 and 4.9.
 """
 
@@ -31,8 +31,8 @@ from epsim.deep_ep.outstanding import Delivery, Outstanding
 from epsim.deep_ep.regions import Part, Regions, check_batch, check_disjoint, checked_bytes
 from epsim.deep_ep.session import BucketSession
 from epsim.deep_ep.tensor_checks import Tensors, listed
-from reference import reductions
-from reference.bucket import MAX_GROUPS, UNDEFINED
+from reference.collectives import reductions
+from reference.collectives.bucket import MAX_GROUPS, UNDEFINED
 
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 

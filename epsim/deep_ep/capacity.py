@@ -9,8 +9,8 @@ from epsim.deep_ep.device import AIVS_PER_AI_CORE
 from epsim.deep_ep.errors import HostCheckError, UndefinedError
 from reference.config import EPConfig
 from reference.edition import Edition
-from reference.limits import limits
-from reference.sizes import (
+from reference.memory.limits import limits
+from reference.memory.sizes import (
     Dtype,
     ascend_combine_record_bytes,
     ascend_dispatch_record_bytes,

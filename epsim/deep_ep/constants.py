@@ -5,7 +5,7 @@ Source: deepep-ascend.md sections 1.1 and 6.
 
 import torch
 
-from reference.sizes import HINT_ALIGN_BYTES, RECORD_ALIGN_BYTES
+from reference.memory.sizes import HINT_ALIGN_BYTES, RECORD_ALIGN_BYTES
 
 topk_idx_t = torch.int64
 """dtype of expert ids."""

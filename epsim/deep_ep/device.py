@@ -6,8 +6,8 @@ Source: deepep-ascend.md sections 1.1 and 6.
 from typing import Any
 
 from epsim.deep_ep.errors import HostCheckError
-from reference.limits import MAX_AIVS
-from reference.sizes import ascend_buffer_bytes
+from reference.memory.limits import MAX_AIVS
+from reference.memory.sizes import ascend_buffer_bytes
 
 AIVS_PER_AI_CORE = 2
 NVIDIA_NUM_SMS = 24

@@ -17,11 +17,11 @@ from epsim.deep_ep.editions import edition_of
 from epsim.deep_ep.entries import TORCH_DTYPES, EngramMemory, FetchHook, check_tables, entry_dtype
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
 from epsim.deep_ep.meeting import group_of, telling_peers
+from reference.collectives.engram import EngramConfig
 from reference.config import whole_number
 from reference.edition import Edition
-from reference.engram import EngramConfig
 from reference.errors import ConfigError
-from reference.sizes import HINT_ALIGN_BYTES, align
+from reference.memory.sizes import HINT_ALIGN_BYTES, align
 
 P = ParamSpec("P")
 OLD_NAME, NEW_NAME = "num_rdma_storage_size", "num_rdma_storage_bytes"

@@ -13,8 +13,8 @@ import torch
 
 from epsim.deep_ep.errors import HostCheckError, UndefinedError
 from epsim.deep_ep.tensor_checks import check_tensor
-from reference.engram import EngramConfig
-from reference.sizes import Dtype, align
+from reference.collectives.engram import EngramConfig
+from reference.memory.sizes import Dtype, align
 
 Fetched: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 FetchHook: TypeAlias = Callable[[], Fetched]

@@ -14,7 +14,7 @@ from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError,
 from reference.config import whole_number
 from reference.edition import Edition
 from reference.handle import DispatchMode
-from reference.sizes import HINT_ALIGN_BYTES, ascend_buffer_bytes, nvidia_buffer_bytes
+from reference.memory.sizes import HINT_ALIGN_BYTES, ascend_buffer_bytes, nvidia_buffer_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from epsim.deep_ep.exchange import Bytes
 from epsim.deep_ep.lanes import Inbox, Outbox
 from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.tensor_checks import check_tensor
-from reference.pipeline import MAX_SLOT_BYTES, TO_NEXT, TO_PREVIOUS, pipeline_buffer_bytes
-from reference.sizes import RECORD_ALIGN_BYTES, align
+from reference.collectives.pipeline import MAX_SLOT_BYTES, TO_NEXT, TO_PREVIOUS, pipeline_buffer_bytes
+from reference.memory.sizes import RECORD_ALIGN_BYTES, align
 
 Lane = TypeVar("Lane", Outbox, Inbox)
 SEND_REGIONS = 2

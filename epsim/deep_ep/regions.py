@@ -15,10 +15,10 @@ from epsim.deep_ep.allocator import BufferAllocator
 from epsim.deep_ep.arrays import tensor_of
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UndefinedError, raised_as
 from epsim.deep_ep.exchange import Bytes
-from reference.bucket import MAX_TENSORS
+from reference.collectives.bucket import MAX_TENSORS
 from reference.config import whole_number
 from reference.errors import ConfigError
-from reference.sizes import HINT_ALIGN_BYTES
+from reference.memory.sizes import HINT_ALIGN_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

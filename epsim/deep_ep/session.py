@@ -14,7 +14,7 @@ from epsim.deep_ep.errors import HostCheckError, RefusedError
 from epsim.deep_ep.exchange import Exchange
 from epsim.deep_ep.outstanding import Outstanding
 from epsim.deep_ep.regions import Part, Regions
-from reference.sizes import RECORD_ALIGN_BYTES, align
+from reference.memory.sizes import RECORD_ALIGN_BYTES, align
 
 
 class Bucket(Protocol):

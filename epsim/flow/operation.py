@@ -13,7 +13,7 @@ import numpy.typing as npt
 from epsim.flow.build import flow_problem
 from epsim.flow.fluid import Engine, FlowResult, Mode, simulate
 from epsim.flow.problem import LINK, FlowProblem
-from epsim.machine import Machine
+from epsim.platform.machine import Machine
 from topology import Policy, Router
 
 Int64 = npt.NDArray[np.int64]

@@ -7,9 +7,9 @@ AIVs of a rank.
 import numpy as np
 import numpy.typing as npt
 
-from epsim.closedform import Operation, OperationBytes, num_descriptors
-from epsim.loads import RankLoads
-from epsim.profile import Software
+from epsim.model.closedform import Operation, OperationBytes, num_descriptors
+from epsim.model.loads import RankLoads
+from epsim.platform.profile import Software
 from epsim.schedule.costs import TASK_TOKENS, TASKS_PER_DOORBELL, StepCosts, barrier_ps
 from reference.counts import Counts
 

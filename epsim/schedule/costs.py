@@ -6,7 +6,7 @@ from math import log2
 from types import MappingProxyType
 from typing import Final
 
-from epsim.profile import Software
+from epsim.platform.profile import Software
 from topology.source import Source
 
 US: Final = 1_000_000

@@ -1,8 +1,9 @@
 """Pipeline traffic: sends and receives between neighbours with a bounded number in flight.
 
-What a program means is `reference/pipeline.py`; the mechanism is deepep-ascend.md section 4.7. Send number n
-of a pair waits for the release of number n - inflight, writes the tensor and the 8 bytes of its arrival word
-together, and drains. A receive waits for that, copies the slot out, and writes 8 bytes of release back.
+What a program means is `reference/collectives/pipeline.py`; the mechanism is deepep-ascend.md section 4.7.
+Send number n of a pair waits for the release of number n - inflight, writes the tensor and the 8 bytes of
+its arrival word together, and drains. A receive waits for that, copies the slot out, and writes 8 bytes of
+release back.
 """
 
 from collections.abc import Sequence

@@ -16,8 +16,8 @@ from epsim.schedule.parallelism import context_ring, sharded_training
 from epsim.schedule.pipeline import pipeline_training
 from epsim.schedule.transfers import MAX_BYTES, Draft, Transfers, split_evenly, whole
 from reference.config import EPConfig
-from reference.generate import generate_topk
-from reference.sizes import ascend_combine_record_bytes, ascend_dispatch_record_bytes
+from reference.memory.sizes import ascend_combine_record_bytes, ascend_dispatch_record_bytes
+from reference.routing.generate import generate_topk
 from topology.units import parse_size, parse_time
 
 Kind = Literal["count", "size", "time", "text", "flag"]

@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from epsim.closedform import Operation, OperationBytes
-from epsim.machine import Machine
-from epsim.profile import Software
+from epsim.model.closedform import Operation, OperationBytes
+from epsim.platform.machine import Machine
+from epsim.platform.profile import Software
 from epsim.schedule.costs import TASK_TOKENS, StepCosts, barrier_ps
 from epsim.schedule.grain import Cut, Grain
 from epsim.schedule.work import Work

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from epsim.machine import Machine
+from epsim.platform.machine import Machine
 from epsim.sim.card import Card, Chunk, EngineCosts, Flow, Jetty
 from epsim.sim.clock import Clock
 from epsim.sim.fabric import Fabric, Piece

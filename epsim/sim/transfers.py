@@ -13,7 +13,7 @@ import numpy.typing as npt
 import simpy
 
 from epsim.errors import InputError
-from epsim.machine import Machine
+from epsim.platform.machine import Machine
 from epsim.schedule.costs import StepCosts
 from epsim.schedule.transfers import LOAD, NEVER, Transfers, pieces_of
 from epsim.schedule.ubmem import UbmemCosts

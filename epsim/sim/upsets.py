@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from epsim.machine import LINK_RETRY_PS, Machine
+from epsim.platform.machine import LINK_RETRY_PS, Machine
 
 if TYPE_CHECKING:
     from epsim.sim.lanes import Lanes

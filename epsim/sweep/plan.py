@@ -26,7 +26,7 @@ from epsim.sweep.targets import (
     check_value,
     find_target,
 )
-from reference.readable import kind_of, read_regular
+from reference.routing.readable import kind_of, read_regular
 
 MAX_POINTS = 2**18
 """Points of one sweep; their rows are held in memory while the table is written, some 4 KB each."""

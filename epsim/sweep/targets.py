@@ -14,15 +14,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from epsim.closedform import TERMS, Operation
 from epsim.errors import InputError
-from epsim.options import TokenCounts, TwoLayer
-from epsim.presets import PROFILE_SYSTEMS, model_shape
-from epsim.profile import Hardware, Software, hardware_profile, parameter_names, read_entry, software_profile
-from epsim.quantity import given
+from epsim.model.closedform import TERMS, Operation
+from epsim.model.options import TokenCounts, TwoLayer
+from epsim.platform.presets import PROFILE_SYSTEMS, model_shape
+from epsim.platform.profile import (
+    Hardware,
+    Software,
+    hardware_profile,
+    parameter_names,
+    read_entry,
+    software_profile,
+)
+from epsim.platform.quantity import given
 from epsim.simulation import Level
 from reference.config import ExpertMap
-from reference.sizes import Dtype
+from reference.memory.sizes import Dtype
 from topology import Policy, Topology
 from topology.cluster import KINDS, from_toml
 from topology.units import parse_size
@@ -264,7 +271,7 @@ def _arguments(target: Target, values: Values) -> dict[str, Any]:
     if isinstance(found.get("num_buffer_bytes"), str):
         found["num_buffer_bytes"] = parse_size(found["num_buffer_bytes"], "num_buffer_bytes")
     if "workload" in found:
-        from reference.manifest import read_manifest
+        from reference.routing.manifest import read_manifest
 
         found["workload"] = read_manifest(found["workload"])
     return found
@@ -280,7 +287,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:  # noqa: ANN401
 
 def _system(name: str, keys: dict[str, Any], *, has_rate: bool) -> str | Topology:
     """Return the system, as a graph where a graph can be kept for the next point."""
-    from epsim.systems import PRESETS
+    from epsim.platform.systems import PRESETS
 
     if keys:
         return _changed_topology(name, json.dumps(keys, sort_keys=True), _stamp(name))
@@ -299,7 +306,7 @@ def _stamp(name: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4)
 def _topology(name: str, stamp: tuple[int, ...]) -> Topology:
-    from epsim.systems import load_system
+    from epsim.platform.systems import load_system
 
     return load_system(name).topology
 
@@ -318,7 +325,7 @@ def _changed_topology(name: str, keys: str, stamp: tuple[int, ...]) -> Topology:
 
 @lru_cache(maxsize=4)
 def _cluster(name: str, stamp: tuple[int, ...]) -> dict[str, Any] | None:
-    from epsim.systems import load_system
+    from epsim.platform.systems import load_system
 
     if name in PROFILE_SYSTEMS:
         return None

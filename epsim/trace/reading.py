@@ -6,7 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from epsim.errors import InputError
-from reference.readable import read_regular
+from reference.routing.readable import read_regular
 
 UNITS_PS = {"us": 1_000_000, "ns": 1_000, "ps": 1}
 """Picoseconds in a unit."""

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 from safetensors.numpy import save
 
-from epsim.profile import hardware_profile, profile_toml
+from epsim.platform.profile import hardware_profile, profile_toml
 
 R, T, K, E = 4, 3, 2, 8
 GROUP = ["--ep", str(R), "--experts", str(E), "--topk", str(K), "--tokens", str(T)]

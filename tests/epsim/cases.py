@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from epsim.closedform import OperationBytes, evaluate
-from epsim.loads import rank_loads
-from epsim.network import Network
-from epsim.profile import hardware_profile, override, software_profile
+from epsim.model.closedform import OperationBytes, evaluate
+from epsim.model.loads import rank_loads
+from epsim.platform.network import Network
+from epsim.platform.profile import hardware_profile, override, software_profile
 from reference.config import EPConfig
 from reference.plan import count_rows
 from reference.topk import TopK

@@ -3,7 +3,7 @@
 import csv
 import io
 
-from epsim.measured import parse_measurements
+from epsim.calibration.measured import parse_measurements
 from epsim.predict import predict
 
 GOOD = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from epsim.capture import Capture, CaptureGroup, CaptureOptions
-from epsim.capture_files import BF16
-from epsim.capture_reference import dispatch_arrays, example_capture, reference_capture
+from epsim.debug.files import BF16
+from epsim.debug.from_reference import dispatch_arrays, example_capture, reference_capture
 from reference.combine import combine
 from reference.dispatch import dispatch
 from reference.handle import DispatchMode

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from epsim.calibrate import DEFAULT_FIT, KNEE_GRID, calibrate
-from epsim.calibration import flat, rms, worst
+from epsim.calibration.fitmodel import build_model
+from epsim.calibration.leastsquares import STEP_TOLERANCE
+from epsim.calibration.measured import packaged_measurements
+from epsim.calibration.result import flat, rms, worst
 from epsim.cli import run
 from epsim.errors import InputError
-from epsim.fitmodel import build_model
-from epsim.leastsquares import STEP_TOLERANCE
-from epsim.measured import packaged_measurements
+from epsim.platform.profile import entries, numbers_digest, profile_toml, software_profile
 from epsim.predict import predict
-from epsim.profile import entries, numbers_digest, profile_toml, software_profile
 from epsim.validate import validate
 from tests.epsim.measuring import csv_bytes, rows_of, synthetic_changes
 

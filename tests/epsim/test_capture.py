@@ -18,9 +18,9 @@ from epsim.capture import (
     read_capture,
     write_capture,
 )
-from epsim.capture_files import BF16
-from epsim.capture_notes import capture_notes
-from epsim.capture_reference import example_capture, reference_capture
+from epsim.debug.files import BF16
+from epsim.debug.from_reference import example_capture, reference_capture
+from epsim.debug.notes import capture_notes
 from epsim.diagnose import diagnose
 from reference.errors import ConfigError
 from reference.topk import TopK
@@ -128,7 +128,7 @@ def rewritten(folder, **changes):
 
 def with_array(folder, rank, name, array):
     """Replace one array of a rank; without its promise, so that only the array is at fault."""
-    from epsim.capture_files import read_arrays, write_arrays
+    from epsim.debug.files import read_arrays, write_arrays
 
     path = folder / f"rank{rank}.safetensors"
     arrays = {n: np.array(a) for n, a in read_arrays(path).items()}
@@ -145,7 +145,7 @@ def cut(path, size):
 
 def with_words(folder, name):
     """Write rank 1 with texts in one array, which is no kind of result."""
-    from epsim.capture_files import read_arrays
+    from epsim.debug.files import read_arrays
 
     idx = read_arrays(folder / "rank1.safetensors")["topk_idx"]
     rewritten(folder, files=["rank0.safetensors", "rank1.npz"], fields=None)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import epsim
-from epsim.closedform import NETWORK_TERMS
+from epsim.model.closedform import NETWORK_TERMS
 from reference.config import EPConfig
-from reference.limits import limits
+from reference.memory.limits import limits
 from reference.topk import TopK
 from tests.epsim.cases import rounding
 from topology import link_bound

@@ -5,17 +5,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from epsim.cases import payload_bytes
-from epsim.groups import Table, route
-from epsim.machine import make_machine
-from epsim.measured import Range, packaged_measurements
-from epsim.platform import make_platform
-from epsim.scaling import CANDIDATES, fall_text, falls
+from epsim.calibration.cases import payload_bytes
+from epsim.calibration.measured import Range, packaged_measurements
+from epsim.inputs.groups import Table, route
+from epsim.model.scaling import CANDIDATES, fall_text, falls
+from epsim.platform.machine import make_machine
+from epsim.platform.platform import make_platform
 from epsim.simulate import FlowOptions, Setting, simulate
 from epsim.validate import validate
 from reference.config import EPConfig
 from reference.errors import ConfigError
-from reference.sizes import ascend_dispatch_record_bytes
+from reference.memory.sizes import ascend_dispatch_record_bytes
 from reference.topk import TopK
 from tests.epsim.cases import rounding
 from topology.cluster import from_toml

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from epsim.capture import Capture, CaptureGroup, CaptureOptions, write_capture
-from epsim.capture_files import write_arrays
 from epsim.cli import run
-from reference.files import write_routing
+from epsim.debug.files import write_arrays
+from reference.routing.files import write_routing
 from reference.topk import TopK
 from tests.epsim.bad_files import write_all
 from tests.epsim.planted import FAULTS, changed, copied, good_capture

@@ -12,7 +12,7 @@ import pytest
 
 from epsim.cli.topo import app
 from epsim.errors import InputError
-from epsim.systems import PRESETS, load_system
+from epsim.platform.systems import PRESETS, load_system
 from topology.errors import TopologyError
 from topology.hccl_graph import FabricRates
 from topology.ranktable import read_rank_table

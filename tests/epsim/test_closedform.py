@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epsim.closedform import OPERATIONS, TERMS, OperationBytes, evaluate, num_descriptors, payload_rate
-from epsim.loads import rank_loads
+from epsim.model.closedform import OPERATIONS, TERMS, OperationBytes, evaluate, num_descriptors, payload_rate
+from epsim.model.loads import rank_loads
+from epsim.platform.profile import override
 from epsim.prediction import BINDING, classify
-from epsim.profile import override
-from reference.expected import expected_rows
+from reference.routing.expected import expected_rows
 from tests.epsim.cases import (
     EPS,
     HARDWARE,

@@ -5,9 +5,9 @@ import pytest
 
 from epsim.cluster import exchange_on_cluster, groups_on_cluster, payload_topology
 from epsim.errors import InputError
-from epsim.groups import group_bytes
-from epsim.network import payload_share
-from epsim.platform import make_platform
+from epsim.inputs.groups import group_bytes
+from epsim.platform.network import payload_share
+from epsim.platform.platform import make_platform
 from topology import link_bound
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epsim.capture import FIELDS, Capture, CaptureGroup, CaptureOptions
-from epsim.capture_reference import example_capture
+from epsim.debug.frame import settle
+from epsim.debug.from_reference import example_capture
 from epsim.diagnose import diagnose
-from epsim.frame import settle
 from reference.errors import ConfigError
 from tests.epsim.planted import FAULTS, FP8_FAULTS, changed, copied, good_capture
 
@@ -164,7 +164,7 @@ def test_nothing_to_compare_proves_nothing(right):
 
 def vacuous(x=None, ids=None):
     """Return a right capture of four tokens per rank with given tokens or routing."""
-    from epsim.capture_reference import reference_capture
+    from epsim.debug.from_reference import reference_capture
     from reference.topk import TopK
 
     group = CaptureGroup(ep_size=2, num_experts=4, num_topk=2, hidden=128, num_max_tokens_per_rank=4)

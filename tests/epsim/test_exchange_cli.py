@@ -63,7 +63,7 @@ def test_an_htsim_case_goes_out_and_its_log_comes_back(tmp_path, capsys):
 
 def folders_topology(system):
     """Build a preset."""
-    from epsim.systems import load_system
+    from epsim.platform.systems import load_system
 
     return load_system(system).topology
 

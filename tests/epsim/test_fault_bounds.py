@@ -3,9 +3,9 @@
 import pytest
 
 from epsim.errors import InputError
-from epsim.faults import FORMS, parse_family, parse_fault
-from epsim.faulty import faulty_topology, places
-from epsim.machine import LINK_RETRY_PS
+from epsim.faults.applied import faulty_topology, places
+from epsim.faults.kinds import FORMS, parse_family, parse_fault
+from epsim.platform.machine import LINK_RETRY_PS
 from epsim.sim.run import EventOptions
 from epsim.sim.upsets import Jitter, Retries
 from epsim.simulate import simulate

@@ -3,7 +3,7 @@
 import pytest
 
 from epsim.errors import InputError
-from epsim.faults import FORMS, parse_fault
+from epsim.faults.kinds import FORMS, parse_fault
 from epsim.sim.clock import StuckError
 from epsim.sim.run import EventOptions
 from epsim.simulate import simulate

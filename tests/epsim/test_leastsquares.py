@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epsim.leastsquares import FORWARD, STEP_TOLERANCE, dependent_columns, jacobian, minimise
+from epsim.calibration.leastsquares import FORWARD, STEP_TOLERANCE, dependent_columns, jacobian, minimise
 
 FREE = np.array([-np.inf, -np.inf]), np.array([np.inf, np.inf])
 ONE = np.ones(2)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epsim.loads import rank_loads
+from epsim.model.loads import rank_loads
 from reference.counts import ExpectedCounts
-from reference.expected import expected_rows
-from reference.generate import generate_topk
 from reference.plan import count_rows
+from reference.routing.expected import expected_rows
+from reference.routing.generate import generate_topk
 from tests.epsim.cases import group, loads_of, relabelled, rounding, sigmas_of, topk_of
 from tests.strategies import routed_configs
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from epsim.errors import InputError
-from epsim.measured import (
+from epsim.calibration.measured import (
     COLUMNS,
     PACKAGED,
     packaged_measurements,
     parse_measurements,
     read_measurements,
 )
+from epsim.errors import InputError
 from epsim.validate import all_packaged
 from tests.epsim.measuring import GOOD, HEADER, csv_bytes, rows_of
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epsim.errors import InputError
-from epsim.network import busiest_link_s, network_of_profile, network_of_topology, payload_share
-from epsim.profile import hardware_profile, override
+from epsim.platform.network import busiest_link_s, network_of_profile, network_of_topology, payload_share
+from epsim.platform.profile import hardware_profile, override
 from tests.epsim.cases import EPS, HARDWARE, SOFTWARE
 from topology import clos, leaf_spine, mesh, ubl128, without_links
 from topology.errors import TopologyError

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import epsim
 from epsim.prediction import Prediction
-from reference.generate import generate_topk
-from reference.sizes import row_bytes
+from reference.memory.sizes import row_bytes
+from reference.routing.generate import generate_topk
 from reference.topk import TopK
 from tests.epsim.cases import EPS, group, is_sum, relabelled, rounding
 from topology import clos, mesh, ubl128, with_link_rate

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epsim.errors import InputError
-from epsim.presets import MODEL_ALIASES, PROFILE_SYSTEMS, model_shape, model_shapes
-from epsim.profile import (
+from epsim.platform.presets import MODEL_ALIASES, PROFILE_SYSTEMS, model_shape, model_shapes
+from epsim.platform.profile import (
     Hardware,
     Software,
     entries,
@@ -21,7 +21,7 @@ from epsim.profile import (
     profile_toml,
     software_profile,
 )
-from epsim.quantity import Quantity
+from epsim.platform.quantity import Quantity
 from tests.epsim.cases import EPS, HARDWARE, SOFTWARE
 
 LOADERS = {"hardware": hardware_profile, "software": software_profile}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from epsim.measured import packaged_measurements
+from epsim.calibration.measured import packaged_measurements
 from epsim.sim.run import EventOptions
 from epsim.simulate import FlowOptions, simulate
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from epsim.closedform import OperationBytes
-from epsim.machine import make_machine
-from epsim.platform import make_platform
+from epsim.model.closedform import OperationBytes
+from epsim.platform.machine import make_machine
+from epsim.platform.platform import make_platform
 from epsim.schedule.work import Work
 from epsim.sim.clock import Clock, StuckError
 from epsim.sim.fabric import Fabric, Piece, Port

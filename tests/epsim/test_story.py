@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epsim.errors import InputError
+from epsim.inputs.routed import RoutingRequest, load_routing
 from epsim.inspection import inspect_routing
-from epsim.report_story import inspection_text, row_text, story_text
-from epsim.routed import RoutingRequest, load_routing
+from epsim.report.story import inspection_text, row_text, story_text
 from epsim.story import Storyteller
 from reference.config import EPConfig
 from reference.edition import EditionError
-from reference.files import write_routing
-from reference.generate import generate_topk
 from reference.handle import DispatchMode
 from reference.order import ONE_ROUNDING, RANK_THEN_DOMAIN
+from reference.routing.files import write_routing
+from reference.routing.generate import generate_topk
 from reference.topk import TopK
 
 # deepep-ascend.md section 4.12: R=2, E=4, K=3, M=4, 16 AIVs, A=4.

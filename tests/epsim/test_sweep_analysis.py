@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epsim.errors import InputError
-from epsim.report_sweep import sweep_json, sweep_text
+from epsim.report.sweep import sweep_json, sweep_text
 from epsim.sweep import Sweep, Table, make_plan
 from epsim.sweep.analysis import Objective, best_and_worst, pareto_front, parse_objective, sensitivity
 from epsim.sweep.journal import Record

@@ -14,7 +14,7 @@ from epsim.sweep import Sweep, make_plan, read_sweep
 from epsim.sweep.plan import MAX_POINTS
 from epsim.sweep.ranges import expand, read_words
 from epsim.sweep.targets import BY_WORKLOAD, PARAMETERS, TARGETS, evaluate, topology_keys
-from reference.manifest import write_manifest
+from reference.routing.manifest import write_manifest
 from tests.epsim.sweeping import fake_plan
 
 

@@ -8,16 +8,16 @@ import pytest
 
 import epsim
 from epsim.errors import InputError
-from epsim.loads import rank_loads
-from epsim.machine import make_machine
-from epsim.platform import make_platform
+from epsim.model.loads import rank_loads
+from epsim.platform.machine import make_machine
+from epsim.platform.platform import make_platform
 from epsim.schedule.hybrid import count_hybrid, hybrid_combine, hybrid_dispatch
 from epsim.sim.clock import StuckError
 from epsim.sim.transfers import run_transfers
 from reference.config import EPConfig
-from reference.generate import generate_topk
+from reference.memory.sizes import ascend_combine_record_bytes, ascend_dispatch_record_bytes
 from reference.plan import count_rows
-from reference.sizes import ascend_combine_record_bytes, ascend_dispatch_record_bytes
+from reference.routing.generate import generate_topk
 from tests.epsim.transfer_checks import busiest_link_ps, cut_off
 from topology.clos import clos
 

@@ -11,7 +11,7 @@ from epsim.schedule.pipeline import Compute, Receive, pipeline_exchange, pipelin
 from epsim.schedule.transfers import Draft
 from epsim.sim.clock import StuckError
 from epsim.sim.transfers import run_transfers
-from reference import pipeline as reference
+from reference.collectives import pipeline as reference
 from tests.epsim.transfer_checks import WHOLE, cut_off, machine, memory_ps, send_ps, step_ps
 
 SMALL, BIG, WORD = 64 * 1024, 2**22, 8

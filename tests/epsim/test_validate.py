@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from epsim.cases import metric_bytes, target_of
+from epsim.calibration.cases import metric_bytes, target_of
+from epsim.calibration.measured import LOGICAL, SCALEOUT, Range, packaged_measurements
+from epsim.calibration.missing import RULES
 from epsim.cli import run
 from epsim.errors import InputError
-from epsim.measured import LOGICAL, SCALEOUT, Range, packaged_measurements
-from epsim.missing import RULES
+from epsim.platform.profile import profile_toml, software_profile
 from epsim.predict import predict
-from epsim.profile import profile_toml, software_profile
 from epsim.validate import LARGE_ERROR, Compared, all_packaged, validate
 from tests.epsim.measuring import csv_bytes, rows_of
 

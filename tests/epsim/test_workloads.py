@@ -7,11 +7,11 @@ import pytest
 import epsim
 from epsim.cli import run
 from epsim.errors import InputError
-from epsim.profile import hardware_profile, numbers_digest, profile_toml, software_profile
+from epsim.platform.profile import hardware_profile, numbers_digest, profile_toml, software_profile
 from reference.config import EPConfig
-from reference.files import write_routing
-from reference.generate import generate_topk
-from reference.manifest import manifest_bytes, parse_manifest
+from reference.routing.files import write_routing
+from reference.routing.generate import generate_topk
+from reference.routing.manifest import manifest_bytes, parse_manifest
 
 SMALL = {"ep": 4, "num_experts": 16, "num_topk": 3, "hidden": 256}
 

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from epsim.machine import make_machine
-from epsim.platform import make_platform
+from epsim.platform.machine import make_machine
+from epsim.platform.platform import make_platform
 from epsim.schedule.costs import StepCosts
 from epsim.schedule.transfers import NEVER, Transfers
 from epsim.sim.transfers import TransferOptions

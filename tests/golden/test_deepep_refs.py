@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reference.combine import combine
-from reference.compare import assert_equal
+from reference.comparison.compare import assert_equal
 from reference.config import EPConfig
 from reference.definition import define_dispatch
 from reference.definition_combine import define_combine

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reference.compare import MismatchError, RowStream, assert_equal, compare
-from reference.dtypes import to_bits
+from reference.comparison.compare import MismatchError, RowStream, assert_equal, compare
+from reference.formats.dtypes import to_bits
 from tests.reference.received import ROW_FIELDS, make_case, shuffled, stream_of, take_rows
 
 RANK = 1

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from reference.config import EPConfig
-from reference.draws import Draws
-from reference.generate import generate_topk
 from reference.plan import count_rows
+from reference.routing.draws import Draws
+from reference.routing.generate import generate_topk
 from tests.reference.counting import check_counts, check_ledger, slow_ledger
 from tests.reference.goodness_of_fit import check_frequencies, check_proportion, frequencies
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from reference.compare import UNDEFINED_ROW, RowKeys, RowStream
-from reference.dtypes import BF16, cast
+from reference.comparison.compare import UNDEFINED_ROW, RowKeys, RowStream
+from reference.formats.dtypes import BF16, cast
 
 ROW_FIELDS = ("recv_x", "recv_x_scales", "recv_topk_weights")
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.balance import balance_experts, copies_table, pack_copies, replica_counts
-from reference.balance_report import compare_placements, measure_placement, peak_of_counts
 from reference.config import EPConfig, ExpertMap
 from reference.errors import ConfigError
+from reference.experts.balance import balance_experts, copies_table, pack_copies, replica_counts
+from reference.experts.balance_report import compare_placements, measure_placement, peak_of_counts
+from reference.experts.replicas import to_physical
+from reference.experts.shared_slots import add_shared_slots, shared_expert_id
 from reference.plan import count_rows
-from reference.replicas import to_physical
-from reference.shared_slots import add_shared_slots, shared_expert_id
 from reference.topk import TopK
 from tests.strategies import SMALL_SIZES
 

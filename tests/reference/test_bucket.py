@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.allocation import BufferAllocator
-from reference.bucket import BucketBuffer
+from reference.collectives.allocation import BufferAllocator
+from reference.collectives.bucket import BucketBuffer
 from reference.errors import ConfigError
 
 BF16 = ml_dtypes.bfloat16

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from reference.combine import combine
-from reference.compare import MismatchError, assert_equal
+from reference.comparison.compare import MismatchError, assert_equal
 from reference.config import EPConfig, ExpertMap
 from reference.dispatch import dispatch, dispatch_cached
 from reference.errors import ConfigError
+from reference.experts.replicas import to_physical
 from reference.handle import DispatchMode
 from reference.order import ONE_ROUNDING, RANK_REDUCED
 from reference.placement import plan_dispatch
 from reference.poison import is_poisoned, poison_int
-from reference.replicas import to_physical
 from reference.topk import TopK
 from tests.reference.exchange import BF16, FP8, dyadic_weights, random_rows, random_topk
 from tests.reference.layer import expert_rows, group, layer, ones

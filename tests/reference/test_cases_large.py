@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reference.compare import RowKeys, RowStream, compare
+from reference.comparison.compare import RowKeys, RowStream, compare
 from reference.config import EPConfig
 from reference.dispatch import dispatch
 from reference.handle import DispatchMode

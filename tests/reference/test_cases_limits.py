@@ -10,7 +10,7 @@ import pytest
 from reference.combine import combine
 from reference.config import EPConfig
 from reference.dispatch import dispatch
-from reference.layout import (
+from reference.memory.layout import (
     combine_record,
     combine_record_idx,
     combine_region_bytes,
@@ -18,10 +18,10 @@ from reference.layout import (
     receive_offset,
     receive_region_bytes,
 )
-from reference.limits import combine_token_ceiling, limits
+from reference.memory.limits import combine_token_ceiling, limits
+from reference.memory.sizes import ascend_buffer_bytes
 from reference.order import RANK_REDUCED
 from reference.placement import plan_dispatch
-from reference.sizes import ascend_buffer_bytes
 from tests.reference.exchange import BF16
 from tests.reference.layer import group
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.combine import combine
-from reference.compare import assert_equal
+from reference.comparison.compare import assert_equal
 from reference.config import EPConfig
 from reference.definition_combine import define_combine
 from reference.dispatch import dispatch, dispatch_cached

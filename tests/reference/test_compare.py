@@ -8,8 +8,7 @@ import traceback
 import numpy as np
 import pytest
 
-from reference import arraydiff
-from reference.compare import (
+from reference.comparison.compare import (
     PADDING_ROW,
     MismatchError,
     MismatchReport,
@@ -18,8 +17,9 @@ from reference.compare import (
     assert_equal,
     compare,
 )
-from reference.dtypes import E2M1, E8M0, FORMATS, from_bits
+from reference.comparison.run import arraydiff
 from reference.errors import ConfigError
+from reference.formats.dtypes import E2M1, E8M0, FORMATS, from_bits
 
 
 class Color(enum.Enum):

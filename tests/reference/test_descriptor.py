@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.descriptor import (
+from reference.errors import ConfigError
+from reference.memory.descriptor import (
     COMBINE_WQEBBS,
     FLAG_BITS,
     JETTY_INFO,
@@ -24,7 +25,6 @@ from reference.descriptor import (
     unpack_sqe,
     write_sqe,
 )
-from reference.errors import ConfigError
 
 PEER = Peer(
     tp_id=0xABCDEF,

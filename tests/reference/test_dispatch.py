@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.combine import combine
-from reference.compare import assert_equal
+from reference.comparison.compare import assert_equal
 from reference.config import EPConfig
 from reference.dispatch import dispatch, dispatch_cached
 from reference.handle import DispatchMode

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.draws import Draws
+from reference.routing.draws import Draws
 from tests.reference.goodness_of_fit import check_frequencies, frequencies
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from reference import dtypes
-from reference.dtypes import BF16, E2M1, E4M3FN, E5M2, E8M0, FORMATS
 from reference.errors import ConfigError
+from reference.formats import dtypes
+from reference.formats.dtypes import BF16, E2M1, E4M3FN, E5M2, E8M0, FORMATS
 from tests.reference import bit_formats
 
 SIGNED = sorted(bit_formats.FORMATS)

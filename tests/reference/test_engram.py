@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.engram import EngramConfig, EngramTable, engram_size_hint, engram_size_hint_v2
+from reference.collectives.engram import EngramConfig, EngramTable, engram_size_hint, engram_size_hint_v2
 from reference.errors import ConfigError
 from tests.strategies import SMALL_SIZES
 

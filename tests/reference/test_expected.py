@@ -9,8 +9,8 @@ import pytest
 
 from reference.config import EPConfig, ExpertMap
 from reference.errors import ConfigError
-from reference.expected import expected_rows
 from reference.plan import count_rows
+from reference.routing.expected import expected_rows
 from reference.topk import TopK
 
 FIELDS = ("rows", "single_rows", "entries", "expert_rows", "num_tokens")

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.config import EPConfig, ExpertMap
-from reference.draws import Draws
 from reference.errors import ConfigError
-from reference.generate import (
+from reference.plan import count_rows
+from reference.routing.draws import Draws
+from reference.routing.generate import (
     ROUTINGS,
     RoutingSpec,
     generate_topk,
@@ -19,9 +20,8 @@ from reference.generate import (
     sample_loads,
     stepped_token_counts,
 )
-from reference.plan import count_rows
-from reference.skew import integer_weights, weighted_distinct, zipf_popularity
-from reference.unbalanced import find_lift
+from reference.routing.skew import integer_weights, weighted_distinct, zipf_popularity
+from reference.routing.unbalanced import find_lift
 from tests.reference.goodness_of_fit import check_frequencies, check_proportion, frequencies
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.errors import ConfigError
-from reference.layout import (
+from reference.memory.layout import (
     SymmetricWindow,
     combine_group,
     combine_record,
@@ -18,13 +18,13 @@ from reference.layout import (
     receive_offset,
     receive_region_bytes,
 )
-from reference.sizes import (
+from reference.memory.sizes import (
     ascend_buffer_bytes,
     ascend_combine_record_bytes,
     ascend_dispatch_record_bytes,
     ascend_metadata_bytes,
 )
-from reference.workspace import (
+from reference.memory.workspace import (
     COMMON_SIGNALS,
     EP_WORKSPACE,
     EP_WORKSPACE_USED_BYTES,

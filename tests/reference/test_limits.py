@@ -5,10 +5,10 @@ import math
 import pytest
 
 from reference.config import EPConfig, ExpertMap
-from reference.expected import expected_rows
-from reference.generate import generate_topk
-from reference.limits import combine_token_ceiling, limits
+from reference.memory.limits import combine_token_ceiling, limits
 from reference.plan import count_rows
+from reference.routing.expected import expected_rows
+from reference.routing.generate import generate_topk
 
 GOOD = {"ep_size": 8, "num_experts": 256, "num_topk": 6, "hidden": 7168, "num_max_tokens_per_rank": 4096}
 

@@ -9,9 +9,9 @@ import pytest
 
 from reference.config import EPConfig, ExpertMap
 from reference.errors import ConfigError
-from reference.files import read_routing, write_routing
-from reference.generate import generate_topk
-from reference.manifest import (
+from reference.routing.files import read_routing, write_routing
+from reference.routing.generate import generate_topk
+from reference.routing.manifest import (
     Workload,
     manifest_bytes,
     parse_manifest,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from reference import one_rank
 from reference.combine import combine
-from reference.compare import assert_equal
+from reference.comparison.compare import assert_equal
 from reference.config import EPConfig
 from reference.deliver import Cargo, deliver_received
 from reference.dispatch import dispatch

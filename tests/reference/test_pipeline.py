@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.errors import ConfigError
-from reference.pipeline import (
+from reference.collectives.pipeline import (
     TO_NEXT,
     TO_PREVIOUS,
     PipelineRing,
@@ -16,6 +15,7 @@ from reference.pipeline import (
     pipeline_buffer_bytes,
     run_pipeline,
 )
+from reference.errors import ConfigError
 
 
 def ring_of(num_ranks, inflight=2, num_bytes=64):

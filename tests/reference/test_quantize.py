@@ -9,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from reference import quantize as quantize_module
-from reference import scales as scale_forms
-from reference.dtypes import BF16, E2M1, E4M3FN, FORMATS, cast, from_bits, to_bits, unpack_e2m1, widen
 from reference.errors import ConfigError
-from reference.quantize import Quantized, dequantize, per_token_cast_back, per_token_cast_to_fp8, quantize
-from reference.recipes import RECIPES, Recipe
+from reference.formats import quantize as quantize_module
+from reference.formats import scales as scale_forms
+from reference.formats.dtypes import BF16, E2M1, E4M3FN, FORMATS, cast, from_bits, to_bits, unpack_e2m1, widen
+from reference.formats.quantize import (
+    Quantized,
+    dequantize,
+    per_token_cast_back,
+    per_token_cast_to_fp8,
+    quantize,
+)
+from reference.formats.recipes import RECIPES, Recipe
 from tests.reference import slow_quantize
 
 VARIANTS = {

@@ -5,11 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from reference import scales as scale_forms
-from reference.dtypes import BF16, E4M3FN, E4M3FNUZ, E5M2, E8M0, cast, from_bits, to_bits, widen
 from reference.errors import ConfigError
-from reference.quantize import Quantized, dequantize, per_token_cast_back, per_token_cast_to_fp8, quantize
-from reference.recipes import RECIPES, Recipe
+from reference.formats import scales as scale_forms
+from reference.formats.dtypes import BF16, E4M3FN, E4M3FNUZ, E5M2, E8M0, cast, from_bits, to_bits, widen
+from reference.formats.quantize import (
+    Quantized,
+    dequantize,
+    per_token_cast_back,
+    per_token_cast_to_fp8,
+    quantize,
+)
+from reference.formats.recipes import RECIPES, Recipe
 
 INF, NAN = float("inf"), float("nan")
 

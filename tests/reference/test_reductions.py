@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.collectives.reductions import all_reduce, gather, reduce_scatter
 from reference.errors import ConfigError
-from reference.reductions import all_reduce, gather, reduce_scatter
 from tests.strategies import SMALL_SIZES
 
 BF16 = ml_dtypes.bfloat16

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.balance_report import measure_placement
 from reference.config import ExpertMap
 from reference.errors import ConfigError
-from reference.redundancy import (
+from reference.experts.balance_report import measure_placement
+from reference.experts.redundancy import (
     check_redundancy_mapping,
     choose_replicas,
     expert_map_of,

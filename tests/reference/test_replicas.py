@@ -5,9 +5,9 @@ import pytest
 
 from reference.config import EPConfig, ExpertMap
 from reference.errors import ConfigError
-from reference.generate import generate_topk
+from reference.experts.replicas import REPLICA_RULES, to_physical
 from reference.plan import count_rows
-from reference.replicas import REPLICA_RULES, to_physical
+from reference.routing.generate import generate_topk
 from reference.topk import TopK
 from tests.reference.goodness_of_fit import check_frequencies
 

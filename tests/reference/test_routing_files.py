@@ -16,8 +16,14 @@ from safetensors.numpy import save_file
 
 from reference.config import EPConfig, ExpertMap
 from reference.errors import ConfigError
-from reference.files import ROUTING_SUFFIXES, read_loads, read_routing, write_atomically, write_routing
-from reference.readable import kind_of
+from reference.routing.files import (
+    ROUTING_SUFFIXES,
+    read_loads,
+    read_routing,
+    write_atomically,
+    write_routing,
+)
+from reference.routing.readable import kind_of
 from reference.topk import TopK
 from tests.strategies import routed_configs
 
@@ -324,7 +330,9 @@ def test_routing_that_a_format_cannot_hold_is_not_written(tmp_path, name, topk, 
 def test_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     path = tmp_path / "kept.json"
     write_atomically(path, b"old")
-    monkeypatch.setattr("reference.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        "reference.routing.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("kept.json", b"old")]
@@ -336,7 +344,7 @@ def test_file_is_replaced_in_one_step(tmp_path, monkeypatch):
     seen = []
     replace = os.replace
     monkeypatch.setattr(
-        "reference.files.os.replace", lambda a, b: (seen.append(path.read_bytes()), replace(a, b))
+        "reference.routing.files.os.replace", lambda a, b: (seen.append(path.read_bytes()), replace(a, b))
     )
     write_atomically(path, b"new")
     assert seen == [b"old"]

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import scales
-from reference.dtypes import E8M0, from_bits, to_bits
 from reference.errors import ConfigError
+from reference.formats import scales
+from reference.formats.dtypes import E8M0, from_bits, to_bits
+from reference.formats.scales import SCALE_RULES
 from reference.poison import is_poisoned
-from reference.scales import SCALE_RULES
 from tests.reference import slow_quantize
 
 BOUNDS = ((448.0, 3), (57344.0, 2), (6.0, 1), (240.0, 3), (127.0, 0), (256.0, 3))

@@ -4,7 +4,7 @@ import pytest
 
 from reference.config import EPConfig
 from reference.errors import ConfigError
-from reference.sizes import (
+from reference.memory.sizes import (
     ascend_buffer_bytes,
     ascend_combine_record_bytes,
     ascend_dispatch_record_bytes,

@@ -11,8 +11,8 @@ import torch
 from epsim.deep_ep.arrays import tensor_of
 from reference.config import EPConfig
 from reference.errors import ConfigError
-from reference.generate import generate_topk
-from reference.unbalanced import find_lift
+from reference.routing.generate import generate_topk
+from reference.routing.unbalanced import find_lift
 
 BACKGROUND = 0.9
 """Precise routing: scores of experts not chosen stay below this, chosen ones lie above."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from epsim.deep_ep.arrays import array_of, tensor_of
-from reference import quantize
 from reference.errors import ConfigError
-from reference.recipes import Arithmetic, ScaleName
+from reference.formats import quantize
+from reference.formats.recipes import Arithmetic, ScaleName
 
 __all__ = [
     "align",

@@ -1,5 +1,5 @@
 """What the server of test processes imports once; nothing here starts a thread."""
 
-import reference.bucket
-import reference.engram
-import reference.pipeline  # noqa: F401
+import reference.collectives.bucket
+import reference.collectives.engram
+import reference.collectives.pipeline  # noqa: F401

@@ -27,8 +27,8 @@ from epsim.deep_ep.errors import (
     UnsupportedError,
 )
 from epsim.deep_ep.events import EventError
-from reference import bucket as reference_bucket
-from reference import reductions
+from reference.collectives import bucket as reference_bucket
+from reference.collectives import reductions
 from tests.epsim.deep_ep.spawning import DIED, run_ranks
 
 MIB = 2**20

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
 from epsim.capture import FIELDS, read_capture
-from epsim.capture_files import read_arrays, write_arrays
 from epsim.cli import run
+from epsim.debug.files import read_arrays, write_arrays
 from tests.epsim.deep_ep.spawning import run_ranks
 
 RANKS, EXPERTS, TOPK, HIDDEN, CAPACITY = 8, 32, 6, 256, 24

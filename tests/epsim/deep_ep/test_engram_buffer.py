@@ -18,7 +18,7 @@ from epsim.deep_ep.errors import (
     UndefinedError,
     UnsupportedError,
 )
-from reference.engram import EngramConfig, EngramTable, engram_size_hint
+from reference.collectives.engram import EngramConfig, EngramTable, engram_size_hint
 from tests.epsim.deep_ep.spawning import run_ranks
 
 MIB = 2**20

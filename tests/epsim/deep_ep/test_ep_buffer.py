@@ -17,8 +17,8 @@ import epsim.deep_ep as deep_ep
 from epsim.deep_ep.arrays import tensor_of
 from epsim.deep_ep.errors import HostCheckError, RankMismatchError, RefusedError
 from epsim.deep_ep.handle import EPHandle
+from reference.experts.redundancy import lb_prefetch_weights, lb_reduce_grads
 from reference.order import RANK_REDUCED
-from reference.redundancy import lb_prefetch_weights, lb_reduce_grads
 from tests.epsim.deep_ep.group_cases import assert_bits, check_combine, define_combined, make_case
 from tests.epsim.deep_ep.spawning import run_ranks
 from tests.reference.exchange import BF16, FP8, random_bits, random_rows

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import epsim.deep_ep as deep_ep
 from epsim.deep_ep.arrays import array_of, tensor_of
 from epsim.deep_ep.errors import HostCheckError
+from reference.memory.sizes import nvidia_buffer_bytes
 from reference.order import library_order
-from reference.sizes import nvidia_buffer_bytes
 from tests.epsim.deep_ep.group_cases import (
     assert_bits,
     check_combine,

@@ -21,7 +21,7 @@ from epsim.deep_ep.errors import (
     UnsupportedError,
 )
 from epsim.deep_ep.pp import PPBuffer
-from reference.pipeline import PipelineRing, Recv, Send, pipeline_buffer_bytes, run_pipeline
+from reference.collectives.pipeline import PipelineRing, Recv, Send, pipeline_buffer_bytes, run_pipeline
 from tests.epsim.deep_ep.spawning import DIED, run_ranks
 
 MAX_BYTES = 333

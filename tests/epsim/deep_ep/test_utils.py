@@ -15,8 +15,8 @@ import torch.distributed as dist
 import epsim.deep_ep as deep_ep
 from epsim.deep_ep.arrays import array_of, tensor_of
 from epsim.deep_ep.utils import envs, gate, launcher, math, refs, testing
-from reference import quantize, scales
 from reference.errors import ConfigError
+from reference.formats import quantize, scales
 from tests.epsim.deep_ep.spawning import run_ranks
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,1 @@
+"""The parts of `capture` and `diagnose`: files, frames, judgement, places."""

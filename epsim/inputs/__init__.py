@@ -1,0 +1,1 @@
+"""From what a user says (group, tokens, routing) to row counts."""

@@ -1,0 +1,1 @@
+"""What a run stands on: systems by name, hardware and software profiles, rates."""

@@ -1,0 +1,1 @@
+"""Results as text for people and JSON for programs: the only place that formats them."""

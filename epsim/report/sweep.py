@@ -1,0 +1,125 @@
+"""A finished sweep as text and JSON for people and programs: best and worst point, what moves the answer."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from epsim.report.prediction import plain_table
+from epsim.sweep.analysis import Effect, Objective, Sensitivity, best_and_worst, pareto_front, sensitivity
+from epsim.sweep.table import Table
+
+MAX_EFFECTS = 15
+
+
+def sweep_text(table: Table, objectives: Sequence[Objective]) -> str:
+    """Return the summary of a sweep as plain text.
+
+    Args:
+      table: of the sweep.
+      objectives: the first one decides best, worst and sensitivity; two or more have a front.
+    """
+    refused = [row for row, status in enumerate(table.column("status")) if status == "refused"]
+    parts = [f"{len(table.rows)} points, {len(refused)} refused"]
+    if refused:
+        parts.append(f"first refusal: {table.column('message')[refused[0]]}")
+    ends = best_and_worst(table, objectives[0])
+    if ends is None:
+        return "\n".join(parts)
+    parts += [_ends_text(table, objectives, ends)]
+    found = sensitivity(table, objectives[0].column)
+    if found.effects:
+        parts += [_sensitivity_text(found), *_caveats(found)]
+    if len(objectives) > 1:
+        names = " and ".join(objective.text for objective in objectives)
+        parts.append(f"{len(pareto_front(table, objectives))} points are beaten by no other in {names}")
+    return "\n".join(parts)
+
+
+def sweep_json(table: Table, objectives: Sequence[Objective]) -> str:
+    """Return the same summary as JSON text; `front` lists numbers of points."""
+    first = objectives[0]
+    ends = best_and_worst(table, first)
+    points = table.column("point")
+    return json.dumps(
+        {
+            "points": len(table.rows),
+            "refused": table.column("status").count("refused"),
+            "objectives": [objective.text for objective in objectives],
+            "best": None if ends is None else _row(table, ends[0]),
+            "worst": None if ends is None else _row(table, ends[1]),
+            "sensitivity": None if ends is None else _sensitivity_object(sensitivity(table, first.column)),
+            "front": [points[row] for row in pareto_front(table, objectives)]
+            if len(objectives) > 1
+            else None,
+        },
+        indent=2,
+    )
+
+
+def _row(table: Table, row: int) -> dict[str, Any]:
+    return dict(zip(table.columns, table.rows[row], strict=True))
+
+
+def _sensitivity_object(found: Sensitivity) -> dict[str, Any]:
+    effects = [
+        {
+            "name": effect.name,
+            "levels": effect.levels,
+            "means": [mean if math.isfinite(mean) else None for mean in effect.means],
+            "size": None if effect.note else effect.size,
+            "elasticity": effect.elasticity,
+            "note": effect.note,
+        }
+        for effect in found.effects
+    ]
+    return {
+        "column": found.column, "mean": found.mean, "used": found.num_used, "points": found.num_points,
+        "method": "average" if found.is_average else "additive fit", "explained": found.explained,
+        "effects": effects,
+    }  # fmt: skip
+
+
+def _ends_text(table: Table, objectives: Sequence[Objective], ends: tuple[int, int]) -> str:
+    varied = [name for name, values in table.plan.axes.items() if len(values) > 1]
+    answers = [objective.column for objective in objectives if objective.column not in varied]
+    words = [name for name in ("bound", "binding", "confidence") if name in table.columns]
+    names = ["point", *varied, *dict.fromkeys([*answers, *words])]
+    rows = [
+        [label, *(_word(_row(table, row)[name]) for name in names)]
+        for label, row in zip(("best", "worst"), ends, strict=True)
+    ]
+    return plain_table([objectives[0].text, *names], rows)
+
+
+def _sensitivity_text(found: Sensitivity) -> str:
+    rows = [_effect_row(effect, found.mean) for effect in found.effects[:MAX_EFFECTS]]
+    return plain_table(
+        ["parameter", f"lowest mean {found.column}", "at", "highest", "at", "moves it by", "elasticity"], rows
+    )
+
+
+def _effect_row(effect: Effect, mean: float) -> list[str]:
+    if effect.note:
+        return [effect.name, "", "", "", "", effect.note, ""]
+    known = [pair for pair in zip(effect.means, effect.levels, strict=True) if math.isfinite(pair[0])]
+    (low, low_level), (high, high_level) = min(known), max(known)
+    share = f"{effect.size / abs(mean):.1%}" if mean else f"{effect.size:.6g}"
+    elasticity = "" if effect.elasticity is None else f"{effect.elasticity:+.2f}"
+    return [effect.name, f"{low:.6g}", low_level, f"{high:.6g}", high_level, share, elasticity]
+
+
+def _caveats(found: Sensitivity) -> list[str]:
+    if found.is_average:
+        how = "Means are averages over the full grid of the other parameters"
+    else:
+        how = f"The grid has gaps: means are a fit of one term per parameter to {found.num_used} points"
+    if found.explained is None:
+        return [f"{how}."]
+    return [
+        f"{how}; one term per parameter explains {found.explained:.1%} of the variance, interaction the rest."
+    ]
+
+
+def _word(cell: Any) -> str:  # noqa: ANN401
+    return "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)

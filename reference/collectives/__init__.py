@@ -1,0 +1,1 @@
+"""What lives beside dispatch and combine: Bucket collectives, pipeline ring, Engram tables."""

@@ -1,0 +1,1 @@
+"""Expert load balancing: copies of experts, where they live, and what moves for them."""

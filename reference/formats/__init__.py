@@ -1,0 +1,1 @@
+"""Narrow number formats: casts, quantisation recipes, scales and how they are packed."""

@@ -1,0 +1,1 @@
+"""Routings made, read and described: generators, files, manifests, exact expectations."""
