@@ -8,6 +8,7 @@ import traceback
 import numpy as np
 import pytest
 
+from reference.comparison import arraydiff
 from reference.comparison.compare import (
     PADDING_ROW,
     MismatchError,
@@ -17,7 +18,6 @@ from reference.comparison.compare import (
     assert_equal,
     compare,
 )
-from reference.comparison.run import arraydiff
 from reference.errors import ConfigError
 from reference.formats.dtypes import E2M1, E8M0, FORMATS, from_bits
 
