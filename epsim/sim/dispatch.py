@@ -17,9 +17,6 @@ from epsim.sim.clock import Process
 from epsim.sim.meeting import Meeting
 from epsim.sim.stage import Stage
 
-RECORDS_PER_SQE = 6
-"""Records that one descriptor of dispatch gathers at most (deepep-ascend.md section 4.2)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchPlan:
@@ -28,6 +25,7 @@ class DispatchPlan:
     Args:
       work: rows by AIV and destination.
       record_bytes: one record on the wire.
+      records_per_sqe: records that one descriptor gathers at most, as the software's profile says.
       cut: how coarsely.
       costs: times of steps.
       post_ps: one lane posts one descriptor.
@@ -41,6 +39,7 @@ class DispatchPlan:
 
     work: Work
     record_bytes: int
+    records_per_sqe: int
     cut: Cut
     costs: StepCosts
     post_ps: int
@@ -51,12 +50,12 @@ class DispatchPlan:
     rings_early: bool = False
 
 
-def num_sqes(work: Work) -> int:
-    """Count the descriptors of a dispatch, all ranks."""
+def num_sqes(work: Work, records_per_sqe: int) -> int:
+    """Count the descriptors of a dispatch, all ranks, with so many records in one at most."""
     records = work.records.copy()
     ranks = np.arange(work.num_ranks)
     records[ranks, :, ranks] = 0
-    return int((-(-records // RECORDS_PER_SQE)).sum())
+    return int((-(-records // records_per_sqe)).sum())
 
 
 def dispatch_rank(stage: Stage, plan: DispatchPlan, counts: Meeting, rank: int) -> Process:
@@ -92,7 +91,7 @@ def _worker(stage: Stage, plan: DispatchPlan, published: _Published, rank: int, 
     yield clock.wait(plan.worker_ps + _prepare_ps(plan, rank))
     stage.span(track, "routing" if not plan.is_cached else "rebuild", begin, clock.now_ps)
     all_counts = None if plan.is_cached else published.publish()
-    per_peer = -(-records // RECORDS_PER_SQE)
+    per_peer = -(-records // plan.records_per_sqe)
     per_peer[:, rank] = 0
     # The slowest AIV of the worker sets its pace; all of them have nearly the same.
     post_ps = -(-int(per_peer.sum(axis=1).max()) // plan.post_lanes) * plan.post_ps
@@ -161,7 +160,7 @@ def _cut(
     flow = stage.flow(rank, peer)
     cut = plan.cut
     if cut.aivs_per_worker == 1:
-        full = RECORDS_PER_SQE * cut.num_sqes
+        full = plan.records_per_sqe * cut.num_sqes
         counts = [full] * (num_records // full) + ([num_records % full] if num_records % full else [])
     else:
         pieces = -(-num_sqes // cut.num_sqes)
@@ -173,6 +172,6 @@ def _cut(
             for i, size in enumerate(stage.packets(count * plan.record_bytes))
         ]
     if cut.aivs_per_worker == 1:
-        return [Chunk(flow, count * plan.record_bytes, -(-count // RECORDS_PER_SQE)) for count in counts]
+        return [Chunk(flow, count * plan.record_bytes, -(-count // plan.records_per_sqe)) for count in counts]
     per_chunk = round(num_sqes / len(counts))
     return [Chunk(flow, count * plan.record_bytes, per_chunk) for count in counts]

@@ -139,7 +139,8 @@ def run_operation(
     is_combine = operation == "combine"
     rows = work.rows.T if is_combine else work.rows
     pairs = np.argwhere((rows > 0) & ~np.eye(work.num_ranks, dtype=bool)).astype(np.int64)
-    count = combine.num_sqes(work) if is_combine else dispatch.num_sqes(work)
+    records_per_sqe = 1 if is_combine else int(software.rows_per_descriptor_dispatch.value)
+    count = combine.num_sqes(work) if is_combine else dispatch.num_sqes(work, records_per_sqe)
     per_visit = count / max(1, len(pairs) * work.num_aivs)
     if is_combine:
         per_visit = min(per_visit, TASK_TOKENS)
@@ -149,10 +150,11 @@ def run_operation(
         machine, pairs,
         policy=options.policy, seed=options.seed, credit_bytes=options.credit_bytes,
         window_bytes=options.window_packets * packet_bytes, overlaps=options.overlaps,
-        packet_bytes=packet_bytes, is_packets=cut.is_packets, chunk_bytes=_chunk_bytes(operation, cut, row),
-        ack_ps=options.costs.ack_ps,
-        costs=options.engine, is_fifo=options.fifo_inputs, chunks_of_room=options.chunks_of_room, trace=trace,
-        jitter=options.jitter, stuck_receivers=options.stuck_receivers,
+        packet_bytes=packet_bytes, is_packets=cut.is_packets,
+        chunk_bytes=cut.num_sqes * records_per_sqe * row.wire,
+        ack_ps=options.costs.ack_ps, costs=options.engine, is_fifo=options.fifo_inputs,
+        chunks_of_room=options.chunks_of_room, trace=trace, jitter=options.jitter,
+        stuck_receivers=options.stuck_receivers,
     )  # fmt: skip
     _warm(stage, pairs, work.num_aivs, cut)
     main = _Operation(stage, software, operation, work, row, cut, options)
@@ -191,12 +193,6 @@ def _misses(card: Card) -> int:
     return 0 if card.contexts is None else card.contexts.num_misses
 
 
-def _chunk_bytes(operation: Operation, cut: Cut, row: OperationBytes) -> int:
-    """Return the largest chunk of a cut."""
-    rows = 1 if operation == "combine" else dispatch.RECORDS_PER_SQE
-    return cut.num_sqes * rows * row.wire
-
-
 class _Operation:
     """The kernel of every rank, between its two barriers."""
 
@@ -233,7 +229,9 @@ class _Operation:
         else:
             is_cached = operation == "cached-dispatch"
             self.plan = dispatch.DispatchPlan(
-                work=work, record_bytes=row.wire, cut=cut, costs=costs, post_ps=post_ps,
+                work=work, record_bytes=row.wire,
+                records_per_sqe=int(software.rows_per_descriptor_dispatch.value),
+                cut=cut, costs=costs, post_ps=post_ps,
                 post_lanes=int(software.post_lanes_dispatch.value), is_cached=is_cached,
                 worker_ps=0 if is_cached else round(software.worker_time.value * 1e12),
                 rotates_by_aiv=options.rotates_by_aiv, rings_early=options.rings_early,
