@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ from topology.graph import IntArray, Topology
 from topology.routes import Router
 
 Int64 = npt.NDArray[np.int64]
+Unit = Literal["us", "s"]
+UNITS: Mapping[Unit, tuple[int, str]] = {"us": (10**6, "microseconds"), "s": (10**12, "seconds")}
+"""Unit of a printed time -> its picoseconds, its name."""
+MAX_PS = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,17 +205,35 @@ def finish_times(
     return np.array([found[pair] for pair in pairs], np.int64)
 
 
-def read_time(text: str, unit_ps: int) -> tuple[int, int] | None:
-    """Read a printed time: (picoseconds, largest rounding error in picoseconds); None when it is none."""
+def read_time(field: str, text: str, unit: Unit) -> tuple[int, int]:
+    """Read a printed time.
+
+    Args:
+      field: file, line and column, for the message.
+      text: a number.
+      unit: of the number.
+
+    Returns:
+      picoseconds, and their largest rounding error in picoseconds.
+
+    Raises:
+      InputError: no number, a negative one, or one beyond 64-bit picoseconds.
+    """
+    unit_ps, name = UNITS[unit]
     try:
         value = Decimal(text.strip())
     except InvalidOperation:
-        return None
+        value = Decimal("nan")
     exponent = value.as_tuple().exponent
     if not isinstance(exponent, int) or value < 0:
-        return None
+        raise InputError(field, text, f"must be {name}, a number that is not negative")
+    # Exponents first: a number of millions of digits would be made otherwise.
+    is_huge = max(value.adjusted(), exponent) > 20
+    if is_huge or round(value * unit_ps) > MAX_PS:
+        rule = f"must be at most {MAX_PS / unit_ps:.3g} {name}: times are kept as 64-bit picoseconds"
+        raise InputError(field, text, rule)
     # A printed digit is right to half of its place; one picosecond more for our own rounding.
-    return round(value * unit_ps), math.ceil(Decimal(unit_ps).scaleb(exponent) / 2) + 1
+    return round(value * unit_ps), math.ceil(Decimal(unit_ps).scaleb(max(exponent, -99)) / 2) + 1
 
 
 def _integers(field: str, value: IntArray, num_dims: int) -> Int64:

@@ -16,7 +16,7 @@ from epsim.exchange.cables import Cables, pair_cables
 from epsim.exchange.case import ExchangeCase, Imported, Int64, finish_times, read_time
 from topology.graph import Topology
 
-PS_PER_US, PS_PER_NS = 10**6, 10**3
+PS_PER_NS = 10**3
 MAX_FLOW_BYTES = 2**31 - 1
 MAX_HOSTS = 2**13
 """A matrix of all pairs is then half a GiB."""
@@ -26,8 +26,10 @@ MAX_PACKET_BYTES = 2**16 - 1
 _CONNECTION = re.compile(
     r"(\d+)->(\d+) id (\d+) (start|trigger) (\d+) size (\d+)(?: send_done_trigger (\d+))?"
 )
-_FINISHED = re.compile(r"Flow [A-Za-z]+_(\d+)_(\d+)\b.* finished at (\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\b(.*)")
-_TOTAL_BYTES = re.compile(r" total bytes (\d+)")
+_FINISHED = re.compile(
+    r"Flow [A-Za-z]+_(\d{1,18})_(\d{1,18})\b.* finished at (\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\b(.*)"
+)
+_TOTAL_BYTES = re.compile(r" total bytes (\d{1,18})")
 
 
 def htsim_files(case: ExchangeCase) -> dict[str, str]:
@@ -197,8 +199,7 @@ def read_log(
             raise InputError(where, f"rank {pair[0]} -> {pair[1]}", "has finished before")
         _check_total(where, match[4], int(case.bytes_matrix[pair]))
         words.add(line.split()[1].partition("_")[0])
-        time = read_time(match[3], PS_PER_US)
-        assert time is not None, match[3]  # the pattern lets only numbers through
+        time = read_time(f"{where}, finished at", match[3], "us")
         found[pair], rounding_ps = time[0], max(rounding_ps, time[1])
     name = transport or "+".join(sorted(words)) or "none"
     finish_ps = finish_times(case, file, found)

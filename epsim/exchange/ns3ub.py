@@ -25,7 +25,7 @@ from epsim.exchange.case import ExchangeCase, Imported, finish_times, read_time
 from topology.graph import Topology
 from topology.routes import Policy
 
-PS_PER_US, PS_PER_NS = 10**6, 10**3
+PS_PER_NS = 10**3
 PRIORITY = 7
 """As in the example cases; 16 priorities exist."""
 RESULTS_FILE = "output/task_statistics.csv"
@@ -229,16 +229,13 @@ class _Row:
     def integer(self, *names: str) -> int:
         """Read a whole number."""
         text = self.text(*names).strip()
-        if not (text.isascii() and text.isdigit()):
-            raise InputError(f"{self.where}, {names[0]}", text, "must be a whole number")
+        if not (text.isascii() and text.isdigit() and len(text) < 19):
+            raise InputError(f"{self.where}, {names[0]}", text, "must be a whole number below 10^18")
         return int(text)
 
     def picoseconds(self, name: str) -> tuple[int, int]:
         """Read microseconds and their rounding; an empty cell is a task that did not end."""
-        found = read_time(self.text(name), PS_PER_US)
-        if found is None:
-            raise InputError(f"{self.where}, {name}", self.text(name), "must be microseconds")
-        return found
+        return read_time(f"{self.where}, {name}", self.text(name), "us")
 
     def end_ps(self) -> tuple[int, int]:
         """Read when the task ended, and the rounding of that."""

@@ -19,7 +19,6 @@ import numpy as np
 from epsim.errors import InputError
 from epsim.exchange.case import ExchangeCase, Imported, finish_times, read_time
 from topology.routes import Policy, Router, Routes
-from topology.units import PS_PER_SECOND
 
 TIME_PRECISION_S = 1e-15
 """Events this close count as one."""
@@ -132,7 +131,7 @@ def read_simgrid(case: ExchangeCase, text: str, *, file: str = "SimGrid results"
         words = line.split()
         try:
             src, dst = (int(word.removeprefix("rank")) for word in words[:2])
-            num_bytes, time = int(words[2]), read_time(words[4], PS_PER_SECOND)
+            num_bytes, finish = int(words[2]), words[4]
         except (ValueError, IndexError):
             raise InputError(
                 f"{file}, line {number}", line, "must be: host host bytes start finish"
@@ -142,8 +141,7 @@ def read_simgrid(case: ExchangeCase, text: str, *, file: str = "SimGrid results"
         if max(src, dst) < case.num_ranks and min(src, dst) >= 0 and num_bytes != sizes[src, dst]:
             rule = f"must be the {sizes[src, dst]} bytes of rank {src} -> {dst}"
             raise InputError(f"{file}, line {number}", num_bytes, rule)
-        if time is None:
-            raise InputError(f"{file}, line {number}", words[4], "must be seconds")
+        time = read_time(f"{file}, line {number}, finish", finish, "s")
         found[src, dst], rounding_ps = time[0], max(rounding_ps, time[1])
     return Imported(
         simulator="SimGrid",

@@ -76,10 +76,20 @@ def test_times_are_those_of_the_case():
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("12.5", (12_500_000, 50_001)), ("3", (3_000_000, 500_001)), ("nan", None), ("-1", None), ("", None)],
+    [("12.5", (12_500_000, 50_001)), ("3", (3_000_000, 500_001)), ("1e-999999", (0, 2))],
 )
 def test_a_printed_time_has_the_rounding_of_its_last_digit(text, found):
-    assert read_time(text, 10**6) == found
+    assert read_time("end", text, "us") == found
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("nan", "must be microseconds"), ("-1", "must be microseconds"), ("", "must be microseconds"),
+     ("1e30", "at most 9.22e"), ("0e999999999", "at most 9.22e"), ("9223372036854.775808", "at most")],
+)  # fmt: skip
+def test_what_is_no_time_of_ours_is_refused(text, rule):
+    with pytest.raises(InputError, match=f"end is '{text}': .*{rule}"):
+        read_time("end", text, "us")
 
 
 @pytest.mark.parametrize("topology", [ubl128(16), leaf_spine(8, leaves=4, spines=2, switch_hop="70ns")])

@@ -136,6 +136,11 @@ FAULTS = {
     ),
     "not ended": (lambda rows: [rows[0] | {"taskCompletesTime(us)": ""}, *rows[1:]], "must be microseconds"),
     "no time": (lambda rows: [rows[0] | {"taskCompletesTime(us)": "inf"}, *rows[1:]], "must be microseconds"),
+    "beyond 64 bits": (
+        lambda rows: [rows[0] | {"taskCompletesTime(us)": "1e30"}, *rows[1:]],
+        "at most 9.22e",
+    ),
+    "many digits": (lambda rows: [rows[0] | {"taskId": "9" * 5000}, *rows[1:]], "whole number"),
     "backwards": (lambda rows: [rows[0] | {"taskCompletesTime(us)": "0.4"}, *rows[1:]], "after the start"),
     "unknown task": (lambda rows: [rows[0] | {"taskId": "12"}, *rows[1:]], "must be below 12"),
     "signed task": (lambda rows: [rows[0] | {"taskId": "-1"}, *rows[1:]], "whole number"),

@@ -160,6 +160,7 @@ FAULTS = {
     "bits": (lambda lines: [lines[0].replace(" 1000 ", " 8000 "), *lines[1:]], "1000 bytes of rank 0 -> 1"),
     "another rank": (lambda lines: [*lines, "rank9 rank1 5 0 1"], "no transfer"),
     "words": (lambda lines: [*lines, "[simgrid] done"], "must be: host"),
+    "beyond 64 bits": (lambda lines: ["rank0 rank1 1000 0.0 1e30", *lines[1:]], "at most 9.22e"),
     "no time": (lambda lines: ["rank0 rank1 1000 0.0 nan", *lines[1:]], "must be seconds"),
 }
 
