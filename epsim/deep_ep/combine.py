@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from epsim.deep_ep.arrays import Array, array_of, tensor_of
-from epsim.deep_ep.context import Context, Watch
+from epsim.deep_ep.context import Context
 from epsim.deep_ep.dispatch_call import check_previous_event
 from epsim.deep_ep.errors import HostCheckError, UndefinedError, UnsupportedError
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.handle import EPHandle
 from epsim.deep_ep.records import pack, unpack
 from epsim.deep_ep.tensor_checks import check_biases, check_handle, check_shape, check_tensor
+from epsim.deep_ep.watch import Watch
 from reference.handle import Handle
 from reference.one_rank import combine_home, returned_counts, rows_to_return
 from reference.order import ReductionOrder, library_order
@@ -84,7 +85,7 @@ def combine(arguments: CombineArguments, context: Context) -> EventOverlap | tup
     """Run a combine; see `EPBuffer.combine`."""
     returned = _issue(arguments, context)
     if arguments.defer_epilogue:
-        watch = Watch(x=arguments.x, topk_weights=arguments.topk_weights)
+        watch = Watch(rows={"x": arguments.x}, routing={"topk_weights": arguments.topk_weights})
         return context.outstanding.defer("combine", lambda: _finish(returned), watch)
     event = EventOverlap(EventHandle()) if arguments.async_with_compute_stream else EventOverlap()
     return (*_finish(returned), event)

@@ -5,13 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from epsim.deep_ep.capacity import Room
 from epsim.deep_ep.errors import UndefinedError
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.exchange import Exchange
-from epsim.deep_ep.handle import version_of
+from epsim.deep_ep.watch import Watch
 from reference.handle import DispatchMode
 
 Finish = Callable[[], Any]
@@ -46,7 +44,7 @@ class Outstanding:
         """Whether somebody still holds the event of an outstanding operation."""
         return self._event is not None and self._event() is not None
 
-    def defer(self, operation: str, finish: Finish, watch: "Watch") -> EventOverlap:
+    def defer(self, operation: str, finish: Finish, watch: Watch) -> EventOverlap:
         """Return an event whose wait runs an operation's epilogue, once.
 
         Args:
@@ -64,26 +62,6 @@ class Outstanding:
         event.register_hook_after_wait(hook)
         self._event, self._name = weakref.ref(event), operation
         return event
-
-
-class Watch:
-    """Tensors that a transfer reads after its call has returned."""
-
-    def __init__(self, **tensors: torch.Tensor | None) -> None:
-        """Note how often each was written to."""
-        self.tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        self._versions = {name: version_of(tensor) for name, tensor in self.tensors.items()}
-
-    def check(self, operation: str) -> None:
-        """Refuse to complete an operation whose inputs changed under it.
-
-        Raises:
-          UndefinedError: names the first tensor that was written to.
-        """
-        for name, tensor in self.tensors.items():
-            if version_of(tensor) != self._versions[name]:
-                rule = f"a deferred {operation} may read it until wait(); write to it afterwards"
-                raise UndefinedError(name, "written to", rule)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

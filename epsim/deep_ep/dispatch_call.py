@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from epsim.deep_ep.arrays import Array, array_of
-from epsim.deep_ep.context import Context, Watch
+from epsim.deep_ep.context import Context
 from epsim.deep_ep.device import NVIDIA_NUM_SMS, get_num_ai_cores
 from epsim.deep_ep.errors import (
     HostCheckError,
@@ -30,6 +30,7 @@ from epsim.deep_ep.tensor_checks import (
     check_tensor,
     check_topk_weights,
 )
+from epsim.deep_ep.watch import Watch
 from reference.config import EPConfig, whole_number
 
 
@@ -130,7 +131,10 @@ class DispatchCall:
 
     def watch(self) -> Watch:
         """Return what the transfer reads until its epilogue."""
-        return Watch(x=self.data, scales=self.scales, topk_idx=self.topk_idx, topk_weights=self.weights)
+        return Watch(
+            rows={"x": self.data, "scales": self.scales},
+            routing={"topk_idx": self.topk_idx, "topk_weights": self.weights},
+        )
 
     def parts(self) -> list[Array]:
         """Return the columns of a record: data, scales, weights, and ids where the layout shows them."""

@@ -3,15 +3,13 @@
 R ranks, n tokens of this rank, K top-k, L local experts, N received rows.
 """
 
-from hashlib import blake2b
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from epsim.deep_ep.arrays import array_of, tensor_of
 from epsim.deep_ep.errors import StaleHandleError, UndefinedError
+from epsim.deep_ep.watch import contents_of
 from reference.config import EPConfig
 from reference.handle import DispatchMode, Handle
 
@@ -22,15 +20,6 @@ def masked_ids(topk_idx: torch.Tensor) -> Ids:
     """Return ids as the reference takes them: any negative id is -1."""
     idx = array_of(topk_idx)
     return np.where(idx < 0, np.int64(-1), idx)
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """Return torch's count of writes to a tensor; an inference tensor has none."""
-    return None if tensor.is_inference() else int(tensor._version)
-
-
-def _digest(tensor: torch.Tensor) -> bytes:
-    return blake2b(np.ascontiguousarray(array_of(tensor)).tobytes(), digest_size=16).digest()
 
 
 class EPHandle:
@@ -99,21 +88,17 @@ class EPHandle:
         self.call: int | None = None
         self.awaits_sort = False
         self._topk_idx = topk_idx
-        self._version, self._digest = version_of(topk_idx), _digest(topk_idx)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy: its topk_idx counts writes anew, and must still hold what dispatch was given."""
-        vars(self).update(state)
-        self._version = version_of(self._topk_idx)
+        # Not torch's count of writes: all views of one memory share it, and NumPy's writes do not count.
+        self._topk_bytes = contents_of(topk_idx)
 
     @property
     def topk_idx(self) -> torch.Tensor:
         """[n, K] int64 ids of this rank's tokens.
 
         Raises:
-          StaleHandleError: the tensor was written to since dispatch, whether torch counted the write or not.
+          StaleHandleError: the tensor does not hold what dispatch was given, however it was written to.
         """
-        if self._version != version_of(self._topk_idx) or self._digest != _digest(self._topk_idx):
+        if self._topk_bytes != contents_of(self._topk_idx):
             rule = "it was written to after dispatch; combine would use another routing than the rows have"
             raise StaleHandleError("topk_idx of the handle", f"of call {self.call}", rule)
         return self._topk_idx
