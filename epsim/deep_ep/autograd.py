@@ -28,7 +28,8 @@ def dispatch(
       buffer: whose ranks take part.
       x: [n, H] bf16.
       topk_idx: [n, K] int64.
-      topk_weights: [n, K] float32; their gradient is gathered from the rows.
+      topk_weights: [n, K] float32; their gradient is gathered from the rows. Expanded rows of a buffer
+        without allow_multiple_reduction cannot bring one home, so there they must not require it.
       options: of `EPBuffer.dispatch`, such as num_experts and expert_alignment, but not defer_epilogue.
         do_expand is on unless given, and padding is zero then, because a gradient must not meet undefined
         rows; nor those past the last one received, with do_cpu_sync off, which are zero as well.
@@ -38,15 +39,21 @@ def dispatch(
       own experts may be used), and the handle.
 
     Raises:
-      RefusedError: defer_epilogue; otherwise as `EPBuffer.dispatch`.
+      RefusedError: defer_epilogue.
+      UnsupportedError: topk_weights that require a gradient where it cannot come home.
+      Otherwise as `EPBuffer.dispatch`.
     """
     buffer.check_alive("dispatch")
+    options = {"do_expand": True} | options
+    options = {"do_zero_padding": options["do_expand"]} | options
     with buffer.exchange.telling("dispatch"):
         if options.get("defer_epilogue"):
             rule = "gradients need the rows now; call EPBuffer.dispatch to defer"
             raise RefusedError("defer_epilogue", True, rule)
-    options = {"do_expand": True} | options
-    options = {"do_zero_padding": options["do_expand"]} | options
+        needs_grad = isinstance(topk_weights, torch.Tensor) and topk_weights.requires_grad
+        if needs_grad and torch.is_grad_enabled() and not _carries_weights(buffer, options["do_expand"]):
+            rule = "expanded rows bring it home with allow_multiple_reduction only; else detach the weights"
+            raise UnsupportedError("topk_weights.requires_grad", True, rule)
     made: list[EPHandle] = []
     recv_x, recv_weights = _Dispatch.apply(x, topk_weights, buffer, topk_idx, options, made)
     return recv_x, recv_weights, made[0]
@@ -94,7 +101,8 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_x: torch.Tensor, grad_weights: torch.Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401
-        weights = None if grad_weights is None else grad_weights.contiguous()
+        is_carried = grad_weights is not None and _carries_weights(ctx.buffer, ctx.handle.do_expand)
+        weights = grad_weights.contiguous() if is_carried else None
         home_x, home_weights, _ = ctx.buffer.combine(grad_x.contiguous(), ctx.handle, weights)
         home_x = _Gradient.apply(home_x, grad_x)
         if home_weights is not None:
@@ -137,6 +145,11 @@ class _Gradient(torch.autograd.Function):  # type: ignore[misc]
         del ctx, grad
         rule = "a gradient that came through dispatch or combine cannot be differentiated again"
         raise UnsupportedError("create_graph", True, rule)
+
+
+def _carries_weights(buffer: EPBuffer, do_expand: bool) -> bool:
+    """Return whether combine takes weights: not when home sums every expert's row; deepep-v2.md section 3."""
+    return buffer.allow_multiple_reduction or not do_expand
 
 
 def _num_defined_rows(handle: EPHandle) -> int:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
 from epsim.deep_ep.autograd import combine, dispatch
-from epsim.deep_ep.errors import UnsupportedError
+from epsim.deep_ep.errors import PeerRefusedError, UnsupportedError
 from examples.moe_layer import MoELayer, train
 from tests.epsim.deep_ep.spawning import run_ranks
 
@@ -114,6 +114,33 @@ def local_experts(rows, row_weights, handle, own, ids, rank, expand):
 def test_gradients_equal_those_of_a_dense_layer_where_sums_are_exact(expand, cpu_sync):
     """Of tokens, gate weights and experts, bit for bit; also with worst-case outputs full of poison."""
     assert run_ranks(exact_gradients, 2, expand, cpu_sync) == [True, True]
+
+
+def single_reduction(rank, num_ranks):
+    """Differentiate where combine takes no weights: detached ones are carried, others refused at once."""
+    buffer = deep_ep.EPBuffer(
+        dist.group.WORLD, 2**22, TOKENS, edition="nvidia", allow_multiple_reduction=False
+    )
+    x, ids, weights = group_inputs(num_ranks)[rank]
+    x, options = x.to(BF16).requires_grad_(), {"num_experts": 2 * num_ranks, "expert_alignment": 4}
+    rows, row_weights, handle = dispatch(buffer, x, ids, weights, **options)
+    combine(buffer, rows * row_weights[:, None].to(BF16), handle).sum().backward()
+    assert torch.equal(x.grad, (weights * (ids >= 0)).sum(dim=1, keepdim=True).to(BF16).expand(x.shape))
+    needy = weights.clone().requires_grad_()
+    with pytest.raises(
+        (UnsupportedError, PeerRefusedError), match=r"topk_weights.requires_grad is True: exp"
+    ):
+        dispatch(buffer, x, ids, needy if rank else weights, **options)
+    with torch.no_grad():
+        assert torch.equal(dispatch(buffer, x, ids, needy, **options)[1], row_weights)
+    rows, row_weights, handle = dispatch(buffer, x, ids, needy, num_experts=4, do_expand=False)
+    (rows.float().sum() + row_weights.sum()).backward()
+    return needy.grad is not None
+
+
+def test_weights_without_a_gradient_pass_through_a_single_reduction():
+    """There the library's combine has no way home for one, which is said before anything is sent."""
+    assert run_ranks(single_reduction, 2) == [True, True]
 
 
 def zero_rows(rank, num_ranks, expand):
