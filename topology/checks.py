@@ -29,6 +29,7 @@ RULES: dict[str, tuple[Severity, str]] = {
     "plane-missing": ("error", "a card has a link each way in every plane of a netlayer it is on"),
     "port-missing": ("warning", "a card has as many links per plane, or mesh peers, as the others"),
     "split-plane": ("error", "a card meets one switch per plane"),
+    "mixed-planes": ("error", "a switch serves one plane of a netlayer"),
     "unequal-planes": ("warning", "the planes of a card have one speed"),
     "unreachable": ("error", "any two cards have a path over a netlayer that routes use"),
     "asymmetric-cable": ("error", "a link has a link back, in the same netlayer and plane"),
@@ -73,6 +74,7 @@ def check(topology: Topology, *, limit: int = 8) -> list[Finding]:
     ports = _PortKeys(topology)
     for found in (
         _idle_switches(topology),
+        _mixed_planes(topology),
         _asymmetric(topology),
         _port_faults(topology, ports),
         _duplicates(topology, ports),
@@ -125,6 +127,35 @@ def _idle_switches(topology: Topology) -> LinkFaults:
     idle = np.flatnonzero(~used[topology.num_npus :])
     if len(idle):
         yield "switch-without-links", len(idle), (f"sw{n} has no link at all" for n in idle)
+
+
+def _mixed_planes(topology: Topology) -> LinkFaults:
+    """Find links to or from a switch of another plane: the plane of most of its links is a switch's own."""
+    plane = topology.link_plane.astype(np.int64)
+    wrong: list[tuple[int, int, int]] = []  # (link, switch, the switch's own plane)
+    for ends in (topology.link_dst, topology.link_src):
+        for layer in topology.netlayers():
+            links = np.flatnonzero((ends >= topology.num_npus) & (topology.link_netlayer == layer))
+            some = np.zeros(topology.num_vertices, np.int64)
+            some[ends[links]] = plane[links]
+            mixed = np.unique(ends[links][some[ends[links]] != plane[links]])
+            links = links[np.isin(ends[links], mixed)]
+            slot = np.searchsorted(mixed, ends[links])
+            counts = np.zeros((len(mixed), int(plane.max()) + 1), np.int64)
+            np.add.at(counts, (slot, plane[links]), 1)
+            own = counts.argmax(axis=1)[slot]
+            is_wrong = plane[links] != own
+            wrong += zip(
+                links[is_wrong].tolist(), ends[links][is_wrong].tolist(), own[is_wrong].tolist(), strict=True
+            )
+    if wrong:
+        yield "mixed-planes", len(wrong), (_mixed_sentence(topology, *item) for item in sorted(wrong))
+
+
+def _mixed_sentence(topology: Topology, link: int, switch: int, own: int) -> str:
+    src, dst = _ends(topology, link)
+    name = topology.vertex_name(switch)
+    return f"{src} -> {dst} ({_where(topology, link)}) meets {name}, which serves plane {own}"
 
 
 def _asymmetric(topology: Topology) -> LinkFaults:

@@ -198,6 +198,39 @@ def test_a_card_on_two_switches_in_one_plane_is_named():
     assert findings["split-plane"] == "npu1 is cabled to two switches in plane 2 of netlayer 1"
 
 
+def crossed(topology, one, other):
+    """Swap the switch ends of two cables, given as (card, plane), both ways."""
+    names = ("link_src", "link_dst", "link_src_port", "link_dst_port")
+    arrays = {name: getattr(topology, name).copy() for name in names}
+    for near, far in (("link_src", "link_dst"), ("link_dst", "link_src")):
+        cards, planes = getattr(topology, near), topology.link_plane
+        a, b = (int(np.flatnonzero((cards == npu) & (planes == plane))[0]) for npu, plane in (one, other))
+        for name in (far, f"{far}_port"):
+            arrays[name][[a, b]] = arrays[name][[b, a]]
+    return replace(topology, **arrays)
+
+
+def test_a_cable_swapped_across_planes_is_named_both_ways():
+    messages = only(crossed(ubl128(8), (3, 2), (4, 5)), "mixed-planes")
+    assert sorted(messages) == [
+        "npu3 -> sw5 (netlayer 1, plane 2) meets sw5, which serves plane 5",
+        "npu4 -> sw2 (netlayer 1, plane 5) meets sw2, which serves plane 2",
+        "sw2 -> npu4 (netlayer 1, plane 5) meets sw2, which serves plane 2",
+        "sw5 -> npu3 (netlayer 1, plane 2) meets sw5, which serves plane 5",
+    ]
+    assert check(crossed(ubl128(8), (3, 2), (4, 2))) == []
+
+
+def test_a_trunk_in_another_plane_is_found_at_both_switches():
+    topology = clos(256, supernode_size=8)
+    trunks = np.flatnonzero(np.minimum(topology.link_src, topology.link_dst) >= topology.num_npus)
+    planes = topology.link_plane.copy()
+    planes[trunks[0]] += 1
+    found = [f.message for f in check(replace(topology, link_plane=planes)) if f.rule == "mixed-planes"]
+    assert len(found) == 2
+    assert all(f"plane {planes[trunks[0]]}) meets sw" in message for message in found)
+
+
 def test_a_topology_without_links_has_only_idle_cards():
     topology = ubl128(3)
     bare = without_links(topology, np.arange(topology.num_links))
