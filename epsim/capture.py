@@ -1,7 +1,8 @@
 """A capture: what all ranks of one dispatch (and combine) had and got, in a folder that epsim can judge.
 
 The folder holds one .safetensors or .npz per rank, and `capture.json`, which names the group, the options of
-the call, and the files. Every rank gives `topk_idx`; every other field may be left out.
+the call, and the files. Every rank gives `topk_idx`; every other field may be left out by all ranks, or by
+some if `capture.json` says by which.
 
 R ranks, E experts, K top-k, H hidden, M token capacity, L local experts, P scale packs, T tokens of a rank, N
 received rows, X expanded rows. "rows" is X in the expanded layout, N in the other one.
@@ -17,7 +18,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from epsim.debug.fields import FIELDS
 from epsim.debug.files import BF16, FP8, SUFFIXES, Arrays, read_arrays, write_arrays
+from epsim.debug.folder import check_others, rank_files
 from epsim.errors import InputError
 from epsim.files import write_atomically
 from reference.config import EPConfig, ExpertMap
@@ -32,55 +35,6 @@ FORMAT = "epsim-capture"
 VERSION = 1
 INDEX = "capture.json"
 MAX_RANKS = 4096
-
-Stage = Literal["input", "dispatch", "combine_input", "combine"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptureField:
-    """One array that a rank may give.
-
-    Args:
-      stage: who makes it.
-      shape: for people.
-      dtypes: what a file may hold; "payload" = the dtype of the options, "scales" = any of 1 to 4 bytes.
-      meaning: for people.
-    """
-
-    stage: Stage
-    shape: str
-    dtypes: tuple[str, ...]
-    meaning: str
-
-
-def _field(stage: Stage, shape: str, dtypes: str, meaning: str) -> CaptureField:
-    return CaptureField(stage=stage, shape=shape, dtypes=tuple(dtypes.split()), meaning=meaning)
-
-
-FIELDS: dict[str, CaptureField] = {
-    "topk_idx": _field("input", "[T, K]", "int64 int32", "expert of each choice, -1 = none"),
-    "topk_weights": _field("input", "[T, K]", "float32", "weight of each choice"),
-    "x": _field("input", "[T, H]", "payload", "tokens given to dispatch"),
-    "sf": _field("input", "[T, P]", "scales", "their scales"),
-    "dst_buffer_slot_idx": _field("dispatch", "[T, K]", "int32", "slot at the target, -1 = no master"),
-    "dst_gsge_idx": _field("dispatch", "[T, K]", "int32", "gather pair, -1 = local or no master"),
-    "psum_num_recv_tokens_per_rank": _field("dispatch", "[R]", "int32", "rows by source rank, summed up"),
-    "num_unaligned_recv_tokens_per_expert": _field("dispatch", "[L]", "int32", "real rows per expert"),
-    "psum_num_recv_tokens_per_expert": _field("dispatch", "[L]", "int32", "where an expert's rows end"),
-    "num_recv_tokens_per_expert_list": _field("dispatch", "[L]", "int64 int32", "aligned rows per expert"),
-    "recv_src_metadata": _field("dispatch", "[N, K+2]", "int32", "source and rows of each received record"),
-    "recv_x": _field("dispatch", "[rows, H]", "payload", "tokens received"),
-    "recv_sf": _field("dispatch", "[rows, P]", "scales", "their scales"),
-    "recv_topk_idx": _field("dispatch", "[N, K]", "int64 int32", "local experts (deduplicated layout)"),
-    "recv_topk_weights": _field("dispatch", "[X] or [N, K]", "float32", "weights received"),
-    "combine_x": _field("combine_input", "[rows, H]", "bfloat16", "expert outputs given to combine"),
-    "combine_topk_weights": _field("combine_input", "[X] or [N, K]", "float32", "weights given to combine"),
-    "bias_0": _field("combine_input", "[T, H]", "bfloat16", "first bias"),
-    "bias_1": _field("combine_input", "[T, H]", "bfloat16", "second bias"),
-    "combined_x": _field("combine", "[T, H]", "bfloat16", "tokens that came back"),
-    "combined_topk_weights": _field("combine", "[T, K]", "float32", "weights that came back"),
-}
-"""Every field, in the order of the data flow: names of deep_ep, but `sf` and `combine_*` for arguments."""
 
 
 class CaptureGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -170,6 +124,7 @@ class Capture:
       options: of the calls.
       ranks: per rank its arrays by name, see FIELDS; narrow floats have their ml_dtypes dtype, ids are int64,
         and every negative id of `topk_idx` is -1.
+      partial: fields that some ranks are said to leave out, and the ranks that give them.
       num_other_masks: ids below -1 that were given; they mask as -1 does, as in deep_ep.
 
     Raises:
@@ -181,6 +136,7 @@ class Capture:
     group: CaptureGroup
     options: CaptureOptions
     ranks: tuple[Arrays, ...]
+    partial: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     num_other_masks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -225,6 +181,21 @@ class Capture:
         if not all(name in arrays for arrays in self.ranks):
             return None
         return [np.ascontiguousarray(arrays[name]) for arrays in self.ranks]
+
+    def givers(self, name: str) -> tuple[int, ...]:
+        """Return the ranks that give a field."""
+        return tuple(rank for rank, arrays in enumerate(self.ranks) if name in arrays)
+
+    def holes(self) -> dict[str, tuple[int, ...]]:
+        """Return, per field that some ranks give, those that lack it although nothing says so."""
+        found = {}
+        for name in FIELDS:
+            givers = set(self.givers(name))
+            wanted = self.partial.get(name, range(len(self.ranks)))
+            lacking = tuple(rank for rank in wanted if rank not in givers)
+            if givers and lacking:
+                found[name] = lacking
+        return found
 
 
 def _checked(where: str, name: str, array: npt.NDArray[Any], payload: str) -> npt.NDArray[Any]:
@@ -289,20 +260,11 @@ def read_capture(folder: str | Path) -> Capture:
     config = index.group.config()
     if config.ep_size > MAX_RANKS:
         raise InputError("group.ep_size", config.ep_size, f"must be at most {MAX_RANKS}")
-    names = index.files or _found_files(folder, config.ep_size)
-    if len(names) != config.ep_size:
-        raise InputError("files", f"{len(names)} names", f"must be one per rank, ep_size is {config.ep_size}")
-    ranks = []
-    for rank, name in enumerate(names):
-        if Path(name).name != name:
-            raise InputError(f"files[{rank}]", name, "must be a plain name in the folder of capture.json")
-        path = folder / name
-        if not path.is_file():
-            raise InputError("files", name, f"the file of rank {rank} is missing in {folder}")
-        ranks.append(read_arrays(path))
-    _check_promised(index, names, ranks)
+    names = rank_files(folder, config.ep_size, index.files)
+    ranks = [read_arrays(folder / name) for name in names]
+    partial = _check_promised(index, names, ranks)
     try:
-        return Capture(group=index.group, options=index.options, ranks=tuple(ranks))
+        return Capture(group=index.group, options=index.options, ranks=tuple(ranks), partial=partial)
     except (InputError, ConfigError) as error:
         raise InputError(f"{folder}: {error.field}", error.value, error.rule) from None
 
@@ -323,14 +285,13 @@ def _read_index(folder: Path) -> _Index:
     return index
 
 
-def _found_files(folder: Path, ep_size: int) -> tuple[str, ...]:
-    """Return rank0 .. with whichever suffix the first file has."""
-    suffix = next((s for s in SUFFIXES if (folder / f"rank0{s}").exists()), SUFFIXES[0])
-    return tuple(f"rank{rank}{suffix}" for rank in range(ep_size))
+def _check_promised(
+    index: _Index, names: tuple[str, ...], ranks: list[Arrays]
+) -> Mapping[str, tuple[int, ...]]:
+    """Refuse files without the fields that capture.json lists; return the fields that it lists by rank.
 
-
-def _check_promised(index: _Index, names: tuple[str, ...], ranks: list[Arrays]) -> None:
-    """Refuse files without the fields that capture.json lists: half a dump must not pass for a whole one."""
+    Half a dump must not pass for a whole one.
+    """
     promised = index.fields or {}
     everywhere = tuple(range(len(ranks)))
     table = promised if isinstance(promised, Mapping) else dict.fromkeys(promised, everywhere)
@@ -345,13 +306,14 @@ def _check_promised(index: _Index, names: tuple[str, ...], ranks: list[Arrays]) 
             if name not in ranks[rank]:
                 rule = f"capture.json lists it for rank {rank}, {names[rank]} lacks it"
                 raise InputError(f"fields.{name}", "missing", rule)
+    return promised if isinstance(promised, Mapping) else {}
 
 
 def _promise(capture: Capture) -> dict[str, tuple[int, ...]] | tuple[str, ...]:
-    """Return the names of all fields, with their ranks unless every rank has every field."""
-    ranks = {name: tuple(r for r, a in enumerate(capture.ranks) if name in a) for name in FIELDS}
-    found = {name: places for name, places in ranks.items() if places}
-    is_whole = all(len(places) == len(capture.ranks) for places in found.values())
+    """Return the names of all fields without holes, with their ranks if some are said to be partial."""
+    holes = capture.holes()
+    found = {n: ranks for n in FIELDS if n not in holes and (ranks := capture.givers(n))}
+    is_whole = all(len(ranks) == len(capture.ranks) for ranks in found.values())
     return tuple(found) if is_whole else found
 
 
@@ -367,19 +329,20 @@ def write_capture(folder: str | Path, capture: Capture, *, suffix: str = ".safet
       path of capture.json.
 
     Raises:
-      InputError: unknown suffix, or a file cannot be written.
+      InputError: unknown suffix, the folder has a rank file that would not be replaced, or cannot be written.
     """
     if suffix not in SUFFIXES:
         raise InputError("suffix", suffix, f"must be {' or '.join(SUFFIXES)}")
     folder = Path(folder)
     path = folder / INDEX
+    names = tuple(f"rank{rank}{suffix}" for rank in range(len(capture.ranks)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_others(folder, names)
         # Without its index a half-replaced capture cannot be taken for a whole one.
         path.unlink(missing_ok=True)
     except OSError as error:
         raise InputError("capture", str(folder), f"cannot be written: {error.strerror}") from None
-    names = tuple(f"rank{rank}{suffix}" for rank in range(len(capture.ranks)))
     for name, arrays in zip(names, capture.ranks, strict=True):
         write_arrays(folder / name, arrays)
     index = _Index(

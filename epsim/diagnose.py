@@ -1,8 +1,9 @@
 """Is a capture right, and if not, where is the first thing that is wrong?
 
-A capture is judged against the reference, computed from its own routing and inputs, field by field in the
-order of the data flow: slots, counts, metadata, payload, combine. Rows are matched by (source rank, token, k)
-through the metadata, never by their values; orders that the contract leaves open are taken as they are.
+A capture is judged against the reference, computed from its own routing and inputs, field by field: first
+what some ranks lack although others gave it, then in the order of the data flow: slots, counts, metadata,
+payload, combine. Rows are matched by (source rank, token, k) through the metadata, never by their values;
+orders that the contract leaves open are taken as they are.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from epsim.capture import Capture
+from epsim.debug.fields import FIELDS
 from epsim.debug.judge import Compared, Judge
 from epsim.debug.places import Place, Places
 from epsim.debug.vacuous import vacuous_reasons
@@ -28,7 +30,7 @@ class Diagnosis:
       place: the first one; None = there is none.
       token_place: the first one that names a token: where counts differ, which row is behind it.
       compared: fields that were judged, same order.
-      not_compared: fields of the capture that could not be judged, and why.
+      not_compared: results that were not judged, and why; by field, or by "field at ranks" if others gave it.
       vacuous: why "equal" would prove nothing.
       notes: what a reader should know about how it was judged.
     """
@@ -63,17 +65,19 @@ def diagnose(capture: Capture, *, max_located: int = 10) -> Diagnosis:
       InputError: unknown reduction order.
     """
     judge = Judge(capture, max_located)
+    judge.judge_gaps()
     judge.judge_slots()
     judge.judge_counts()
     judge.judge_metadata()
     judge.judge_received()
     judge.judge_combined()
+    skipped = dict(sorted(judge.skipped.items(), key=lambda item: list(FIELDS).index(item[0].split()[0])))
     report = MismatchReport(
         mismatches=tuple(m for part in judge.reports for m in part.mismatches),
         counts=tuple(count for part in judge.reports for count in part.counts),
         num_fields=sum(part.num_fields for part in judge.reports),
         num_elements=sum(part.num_elements for part in judge.reports),
-        skipped_fields=tuple(judge.skipped),
+        skipped_fields=tuple(skipped),
     )
     vacuous = vacuous_reasons(capture, [c.field for c in judge.compared if c.num_elements])
     places = Places(capture, judge)
@@ -84,7 +88,7 @@ def diagnose(capture: Capture, *, max_located: int = 10) -> Diagnosis:
         place=next(iter(located), None),
         token_place=next((place for place in located if place.token is not None), None),
         compared=tuple(judge.compared),
-        not_compared=judge.skipped,
+        not_compared=skipped,
         vacuous=vacuous,
         notes=tuple(judge.notes),
     )

@@ -14,6 +14,9 @@ from epsim.files import write_atomically
 
 Arrays = dict[str, npt.NDArray[Any]]
 SUFFIXES = (".safetensors", ".npz")
+SMALL_BYTES = 1 << 20
+"""Files up to this size are read, larger ones mapped: a map holds a file descriptor, of which 1024 is a usual
+limit. Source: assumed; thousands of small files fit into memory."""
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -41,10 +44,12 @@ def read_arrays(path: Path) -> Arrays:
     """Return all arrays of a file.
 
     Args:
-      path: .safetensors (mapped, read when used) or .npz (a bf16 array in it is two raw bytes per element).
+      path: .safetensors (a large one is mapped, read when used) or .npz (a bf16 array in it is two raw
+        bytes per element).
 
     Raises:
-      InputError: the file is missing, cut short, of another format, or holds pickled objects.
+      InputError: the file is missing, cannot be opened, is cut short, of another format, or holds pickled
+        objects.
     """
     if path.suffix not in SUFFIXES:
         raise InputError(str(path), path.suffix, f"a file of arrays must end in {' or '.join(SUFFIXES)}")
@@ -58,6 +63,8 @@ def read_arrays(path: Path) -> Arrays:
         raise
     except Exception as error:
         # Damaged content makes the readers raise a dozen kinds.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise InputError(str(path), "unreadable", f"cannot be opened: {error.strerror}") from None
         text = " ".join(str(error).split())
         if any(word in text for word in ("pickle", "Object arrays", "Python objects")):
             raise InputError(str(path), "pickled objects", "only plain number arrays are read") from None
@@ -107,14 +114,17 @@ def _read_safetensors(path: Path) -> Arrays:
         header_bytes = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(header_bytes))
     header.pop("__metadata__", None)
-    return {name: _mapped(path, name, entry, 8 + header_bytes) for name, entry in header.items()}
+    is_small = path.stat().st_size <= SMALL_BYTES
+    held = np.frombuffer(path.read_bytes(), np.uint8) if is_small else np.memmap(path, np.uint8, mode="r")
+    return {name: _array(path, name, entry, held[8 + header_bytes :]) for name, entry in header.items()}
 
 
-def _mapped(path: Path, name: str, entry: dict[str, Any], start: int) -> npt.NDArray[Any]:
+def _array(path: Path, name: str, entry: dict[str, Any], held: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """Return one array of a file without copying it."""
     if entry["dtype"] not in _DTYPES:
         rule = f"must be one of {', '.join(_DTYPES)}"
         raise InputError(f"{path}: {name}.dtype", entry["dtype"], rule)
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
     if 0 in shape:
         return np.empty(shape, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r", offset=start + entry["data_offsets"][0], shape=shape)
+    return np.ndarray(shape, dtype, buffer=held, offset=entry["data_offsets"][0])

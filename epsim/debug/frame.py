@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference.comparison.rowkeys import PADDING_ROW, UNDEFINED_ROW, RowKeys
+from reference.comparison.rowkeys import NO_SOURCE_ROW, PADDING_ROW, UNDEFINED_ROW, RowKeys
 from reference.handle import Handle
 from reference.placement import local_expert_ids
 
@@ -74,6 +74,7 @@ class Frame:
     Args:
       handle: of the reference, canonical.
       gids: [n] source index of each captured stream row.
+      num_tokens: [R] tokens of each rank.
       choices: expanded rows of the captured stream (expanded layout), in the capture's own order where legal.
       metadata: [N, K+2] what the captured table must hold, rows in the reference's order.
       is_whole: whether the captured stream has exactly the right rows.
@@ -82,6 +83,7 @@ class Frame:
 
     handle: Handle
     gids: Ints
+    num_tokens: Ints
     choices: Choices | None
     metadata: npt.NDArray[np.int32]
     is_whole: bool
@@ -89,7 +91,8 @@ class Frame:
 
     def stream_keys(self, num_rows: int | None = None) -> RowKeys:
         """Return the identity of each captured stream row; rows past the real ones are undefined."""
-        return _stream_keys(self.handle, self.gids, len(self.gids) if num_rows is None else num_rows)
+        num_rows = len(self.gids) if num_rows is None else num_rows
+        return _stream_keys(self.handle, self.gids, num_rows, self.num_tokens)
 
     def row_keys(self, num_rows: int, *, zero_padding: bool) -> RowKeys:
         """Return the identity of each captured row of recv_x and its like."""
@@ -137,13 +140,19 @@ def read_frame(
     Returns:
       Frame.
     """
-    expected = np.array(handle.recv_src_metadata)
+    expected, num_tokens = np.array(handle.recv_src_metadata), np.array([len(ids) for ids in topk])
     own = table if table is not None and table.ndim == 2 and table.shape[1] == expected.shape[1] else None
     if own is None:
         gids = handle.gids().astype(np.int64)
         choices = _canonical_choices(handle, topk) if handle.mode.expand else None
         return Frame(
-            handle=handle, gids=gids, choices=choices, metadata=expected, is_whole=True, is_own=False
+            handle=handle,
+            gids=gids,
+            num_tokens=num_tokens,
+            choices=choices,
+            metadata=expected,
+            is_whole=True,
+            is_own=False,
         )
     real = len(own)
     if not handle.mode.cpu_sync:
@@ -153,7 +162,15 @@ def read_frame(
     is_whole = real == len(right) and bool(np.array_equal(np.sort(gids), np.sort(right)))
     choices = _own_choices(handle, topk, own, gids, is_sorted) if handle.mode.expand else None
     _follow(handle, expected, own, gids, choices)
-    return Frame(handle=handle, gids=gids, choices=choices, metadata=expected, is_whole=is_whole, is_own=True)
+    return Frame(
+        handle=handle,
+        gids=gids,
+        num_tokens=num_tokens,
+        choices=choices,
+        metadata=expected,
+        is_whole=is_whole,
+        is_own=True,
+    )
 
 
 def take_by_source(grids: Sequence[npt.NDArray[Any]], src: Ints, token: Ints, k: Ints) -> Ints:
@@ -190,12 +207,16 @@ def _first_row_column(handle: Handle) -> int:
     return 0 if handle.mode.rules.metadata_order == "rows_first" else 2
 
 
-def _stream_keys(handle: Handle, gids: Ints, num_rows: int) -> RowKeys:
+def _stream_keys(handle: Handle, gids: Ints, num_rows: int, num_tokens: Ints | None = None) -> RowKeys:
+    """Return the identity of stream rows; with `num_tokens` [R], also of those that name no rank's token."""
     src, token = np.full(num_rows, UNDEFINED_ROW, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
-    real = min(num_rows, len(gids))
-    src[:real], token[:real] = np.divmod(gids[:real], handle.config.num_max_tokens_per_rank)
-    # A negative source would read as undefined or padding; such a row exists and is wrong.
-    src[:real] = np.where(src[:real] < 0, src[:real] - 1_000_000, src[:real])
+    named = gids[:num_rows]
+    real = len(named)
+    src[:real], token[:real] = np.divmod(named, handle.config.num_max_tokens_per_rank)
+    if num_tokens is not None:
+        inside = (src[:real] >= 0) & (src[:real] < len(num_tokens))
+        lost = np.flatnonzero(~inside | (token[:real] >= num_tokens[np.where(inside, src[:real], 0)]))
+        src[lost], token[lost] = NO_SOURCE_ROW, named[lost]
     return RowKeys(src_rank=src, src_token=token)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from epsim.capture import FIELDS, Capture
+from epsim.capture import Capture
+from epsim.debug.fields import FIELDS
 from epsim.debug.frame import (
     Frame,
     expected_row_keys,
@@ -20,6 +21,7 @@ from epsim.debug.frame import (
     settle,
     take_by_source,
 )
+from epsim.debug.gaps import missing_fields, not_given
 from epsim.debug.notes import capture_notes
 from reference.combine import combine
 from reference.comparison.compare import compare
@@ -148,6 +150,12 @@ class Judge:
             Compared(field=name, ranks=tuple(actual), num_elements=report.num_elements, num_mismatches=wrong)
         )
 
+    def judge_gaps(self) -> None:
+        """Report what some ranks lack, and say which results were not dumped."""
+        self.reports += missing_fields(self.capture)
+        has_weights = self.order.in_rank or not self.mode.expand
+        self.skipped |= not_given(self.capture, self.handles, has_combined_weights=has_weights)
+
     def judge_slots(self) -> None:
         """Judge what senders kept: every token must have its own slot in its source's region."""
         if self.given("dst_buffer_slot_idx"):
@@ -261,8 +269,9 @@ class Judge:
             frame = self.frames[rank]
             mine[rank] = expected_row_keys(frame.handle, self.topk.topk_idx, zero_padding=padded)
             rows = len(actual) if actual.ndim else 0
-            if (frame.is_whole and not frame.num_missing(rows)) or rows > len(expected[rank]):
-                # No row is lost: another length is an error of the whole array.
+            is_lost = actual.shape[1:] == expected[rank].shape[1:] and rows <= len(expected[rank])
+            if not is_lost or (frame.is_whole and not frame.num_missing(rows)):
+                # No row is lost: another shape is an error of the whole array.
                 rows = len(expected[rank])
             theirs[rank] = frame.row_keys(rows, zero_padding=padded)
         self.judge(name, expected, (mine, theirs))
@@ -337,8 +346,9 @@ class Judge:
 
 
 def _is_whole(array: npt.NDArray[Any], ndim: int) -> bool:
-    """Whether an array holds whole numbers on that many axes, as places must."""
-    return array.ndim == ndim and array.dtype.kind in "iu"
+    """Whether an array holds whole numbers of up to 63 bits on that many axes, as places must."""
+    is_wide = array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
+    return array.ndim == ndim and array.dtype.kind in "iu" and not is_wide
 
 
 def _form(name: str) -> np.dtype[Any]:

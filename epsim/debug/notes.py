@@ -27,12 +27,13 @@ def capture_notes(capture: Capture) -> tuple[str, ...]:
     if not copies:
         copies = _alike([{n: a[n] for n in ("topk_idx", "x") if n in a} for a in capture.ranks])
         text = "topk_idx and x: was one seed used for each? A row from the wrong source would look right"
-    return (*notes, *(f"{_named(ranks)} gave the same {text}" for ranks in copies))
+    return (*notes, *(f"{named_ranks(ranks)} gave the same {text}" for ranks in copies))
 
 
-def _named(ranks: list[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words, the first few of many."""
     more = " and more" if len(ranks) > MAX_NAMED else ""
-    return f"ranks {', '.join(map(str, ranks[:MAX_NAMED]))}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:MAX_NAMED]))}{more}"
 
 
 def _alike(ranks: Sequence[Arrays]) -> list[list[int]]:

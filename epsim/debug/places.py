@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epsim.capture import Capture
+from epsim.debug.fields import FIELDS
 from reference.comparison.mismatch import Mismatch, Value
 
 if TYPE_CHECKING:
     from epsim.debug.judge import Judge
 
 SENDER = ("dst_buffer_slot_idx", "dst_gsge_idx")
-HOME = ("combined_x", "combined_topk_weights")
+HOME = tuple(n for n, f in FIELDS.items() if f.stage in ("input", "combine") or n.startswith("bias"))
 
 
 @dataclass(frozen=True, kw_only=True)

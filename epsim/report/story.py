@@ -8,8 +8,7 @@ from epsim.diagnose import Diagnosis
 from epsim.inspection import Dropped, Inspection
 from epsim.report.prediction import plain_table
 from epsim.story import Record, RowStory, Story, SumPart
-from reference.comparison.mismatch import NUM_SHOWN, Mismatch
-from reference.comparison.rowkeys import PADDING_ROW
+from reference.comparison.mismatch import NUM_SHOWN
 
 BAR_WIDTH = 32
 MAX_BARS = 32
@@ -219,8 +218,7 @@ def diagnosis_text(found: Diagnosis, title: str) -> str:
       title: what was diagnosed.
     """
     report = found.report
-    lines = [f"{title}: {found.verdict}"]
-    lines += [f"  because {reason}" for reason in found.vacuous if found.verdict == "proved nothing"]
+    lines = [f"{title}: {_verdict(found)}"]
     lines += ["", f"compared {report.num_elements:,} elements in {len(found.compared)} fields, in this order"]
     rows = [
         (c.field, str(len(c.ranks)), f"{c.num_elements:,}", f"{c.num_mismatches:,}") for c in found.compared
@@ -234,11 +232,28 @@ def diagnosis_text(found: Diagnosis, title: str) -> str:
         lines += ["", "first wrong place", *_place_lines(found.place)]
         if found.token_place is not None and found.token_place != found.place:
             lines += ["", "first wrong place that names a token", *_place_lines(found.token_place)]
-        lines += ["", "in words", *(f"  {_words(m)}" for m in report.mismatches[:NUM_SHOWN])]
+        lines += ["", "in words", *(f"  {m}" for m in report.mismatches[:NUM_SHOWN])]
         if len(report.mismatches) > NUM_SHOWN:
             lines.append(f"  ... and {len(report.mismatches) - NUM_SHOWN} more located ones")
         lines += ["", "counts", *(f"  {count}" for count in report.counts)]
     return "\n".join(lines)
+
+
+def _verdict(found: Diagnosis) -> str:
+    """Return in one line what is wrong and where, or what the verdict rests on."""
+    if found.verdict == "proved nothing":
+        return f"proved nothing: {'; '.join(found.vacuous)}"
+    if found.verdict == "equal":
+        left_out = ", ".join(found.not_compared)
+        return f"equal, but not compared: {left_out}" if left_out else "equal"
+    texts = [place.text for place in (found.place, found.token_place) if place is not None]
+    lost = next((m for m in found.report.mismatches if m.kind == "lost_row" and str(m) in texts), None)
+    if lost is not None:
+        # What came instead says more than that a row is gone.
+        others = [m for m in found.report.mismatches if m.kind in ("unexpected_row", "doubled_row")]
+        others = [m for m in others if (m.field, m.rank) == (lost.field, lost.rank)]
+        texts += [str(m) for m in sorted(others, key=lambda m: m.index != lost.index)[:1]]
+    return f"not equal; {'; '.join(dict.fromkeys(texts))}"
 
 
 def diagnosis_summary(found: Diagnosis) -> dict[str, object]:
@@ -259,6 +274,8 @@ def _known(place: Place | None) -> dict[str, object] | None:
     if place is None:
         return None
     known = {name: value for name, value in vars(place).items() if value is not None}
+    if place.ulp is not None and place.ulp < 0:
+        del known["ulp"]
     # JSON has no NaN; the text says which one it is.
     return {n: str(v) if isinstance(v, float) and not math.isfinite(v) else v for n, v in known.items()}
 
@@ -280,12 +297,3 @@ def _place_lines(place: Place) -> list[str]:
         "ulp apart": None if place.ulp is None or place.ulp < 0 else place.ulp,
     }
     return [f"  {name:<18}{value}" for name, value in names.items() if value is not None]
-
-
-def _words(mismatch: Mismatch) -> str:
-    text = str(mismatch)
-    if mismatch.row is not None and mismatch.row[0] == PADDING_ROW:
-        return text.replace(
-            f"token {mismatch.row[1]} of rank {PADDING_ROW}", f"padding row {mismatch.row[1]}"
-        )
-    return text

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from reference.comparison.rowkeys import NO_SOURCE_ROW, PADDING_ROW
+
 Kind = Literal[
     "missing_rank",
     "extra_rank",
@@ -89,8 +91,17 @@ class Mismatch:
         return f"{self.kind.replace('_', ' ')}: {place}{values}{note}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is known as plain JSON values; NaN and Inf become text, unknown keys are left out."""
+        """Return what is known as plain JSON values.
+
+        NaN and Inf become text, unknown keys are left out, and a row without a source is said in words.
+        """
         known = {name: value for name, value in vars(self).items() if value not in (None, (), "")}
+        if self.ulp is not None and self.ulp < 0:
+            del known["ulp"]
+        for name in ("row", "other_row"):
+            row = getattr(self, name)
+            if row is not None and row[0] < 0:
+                known[name] = row_text(row)
         return {name: _plain(value) for name, value in known.items()}
 
 
@@ -105,8 +116,9 @@ class FieldCount:
       num_wrong_rows: rows that disagree, are lost, doubled or unexpected.
       by_kind: disagreements of each kind.
       by_rank: disagreements at each rank that has any.
-      by_src_rank: wrong rows by source rank; empty without keys.
+      by_src_rank: wrong rows by source rank; empty without keys. Rows without a source are not in it.
       by_expert: wrong rows by expert; empty if the keys name none.
+      num_sourceless_rows: wrong rows that have no source: padding, or rows whose metadata names none.
     """
 
     field: str
@@ -117,6 +129,7 @@ class FieldCount:
     by_rank: Mapping[int, int]
     by_src_rank: Mapping[int, int] = dataclasses.field(default_factory=dict)
     by_expert: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    num_sourceless_rows: int = 0
 
     def __post_init__(self) -> None:
         """Freeze the tables."""
@@ -136,6 +149,9 @@ class FieldCount:
         ):
             if table:
                 text += f"; by {label} {_table(table)}"
+        if self.num_sourceless_rows:
+            rows = "row" if self.num_sourceless_rows == 1 else "rows"
+            text += f"; {self.num_sourceless_rows} {rows} without a source"
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -212,7 +228,11 @@ class MismatchError(AssertionError):
 
 
 def row_text(row: tuple[int, int]) -> str:
-    """Name a row by its source."""
+    """Name a row by its source, or say that it has none."""
+    if row[0] == PADDING_ROW:
+        return f"padding row {row[1]}"
+    if row[0] == NO_SOURCE_ROW:
+        return f"no rank: metadata holds the value {row[1]}, which names no source"
     return f"token {row[1]} of rank {row[0]}"
 
 

@@ -14,6 +14,8 @@ UNDEFINED_ROW = -1
 """Source rank of a row whose contents nobody promises; such rows are never compared."""
 PADDING_ROW = -2
 """Source rank of a row that is promised but has no source, such as a zeroed gap; number them by src_token."""
+NO_SOURCE_ROW = -3
+"""Source rank of a row whose metadata names no source; its src_token is the value that stands there."""
 
 RowOrder = Literal["free", "source", "canonical"]
 """free: rows may stand anywhere. source: the experts' blocks and, inside, the source ranks must stand in the
@@ -25,7 +27,7 @@ class RowKeys:
     """Identity of each row of one rank's stream.
 
     Args:
-      src_rank: [N] source rank, UNDEFINED_ROW or PADDING_ROW.
+      src_rank: [N] source rank, UNDEFINED_ROW, PADDING_ROW or NO_SOURCE_ROW.
       src_token: [N] token at its source.
       expert: [N] expert of each row of an expanded stream, where a token may stand several times; None
         if a token stands once.

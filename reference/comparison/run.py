@@ -37,6 +37,7 @@ class Tally:
     by_rank: Counter[int] = dataclasses.field(default_factory=Counter)
     by_src_rank: Counter[int] = dataclasses.field(default_factory=Counter)
     by_expert: Counter[int] = dataclasses.field(default_factory=Counter)
+    num_sourceless_rows: int = 0
 
     def count(self, kind: Kind, rank: int, number: int = 1) -> None:
         """Count disagreements of a rank."""
@@ -48,7 +49,9 @@ class Tally:
         self.num_wrong_rows += int(rows.size)
         if keys is None:
             return
-        self.by_src_rank.update(keys.src_rank[rows].tolist())
+        ranks = keys.src_rank[rows]
+        self.by_src_rank.update(ranks[ranks >= 0].tolist())
+        self.num_sourceless_rows += int(np.count_nonzero(ranks < 0))
         if keys.expert is not None:
             self.by_expert.update(keys.expert[rows].tolist())
 

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,8 +68,20 @@ def test_the_index_lists_ranks_only_where_they_differ(capture, tmp_path):
     names = json.loads(write_capture(tmp_path, capture).read_text())["fields"]
     assert names == [name for name in FIELDS if name in ranks[0]]
     del ranks[1]["recv_x"]
-    found = json.loads(write_capture(tmp_path, changed(capture, ranks)).read_text())["fields"]
+    partial = replace(capture, ranks=tuple(ranks), partial={"recv_x": (0,)})
+    found = json.loads(write_capture(tmp_path, partial).read_text())["fields"]
     assert (found["recv_x"], found["x"]) == ([0], [0, 1])
+    read = read_capture(tmp_path)
+    assert (read.partial["recv_x"], read.holes()) == ((0,), {})
+
+
+def test_a_hole_that_nobody_declared_survives_the_files(capture, tmp_path):
+    """Writing it must not declare it."""
+    ranks = copied(capture)
+    del ranks[1]["recv_x"]
+    names = json.loads(write_capture(tmp_path, changed(capture, ranks)).read_text())["fields"]
+    assert names == [name for name in FIELDS if name in ranks[1]]
+    assert read_capture(tmp_path).holes() == {"recv_x": (1,)}
 
 
 def test_a_hand_written_index_needs_the_group_only(folder):
@@ -148,14 +161,30 @@ def with_words(folder, name):
     from epsim.debug.files import read_arrays
 
     idx = read_arrays(folder / "rank1.safetensors")["topk_idx"]
+    (folder / "rank1.safetensors").unlink()
     rewritten(folder, files=["rank0.safetensors", "rank1.npz"], fields=None)
     np.savez(folder / "rank1.npz", topk_idx=idx, **{name: np.array(["a"])})
 
 
 def objects(folder):
     """Write one rank as pickled objects."""
+    (folder / "rank1.safetensors").unlink()
     rewritten(folder, files=["rank0.safetensors", "rank1.npz"])
     np.savez(folder / "rank1.npz", topk_idx=np.array([{"run": "code"}], dtype=object))
+
+
+def suffixless(folder):
+    """Name a file that is none of arrays."""
+    (folder / "rank1.safetensors").rename(folder / "ranks.txt")
+    rewritten(folder, files=["rank0.safetensors", "ranks.txt"])
+
+
+def beside(folder, *names, listed=False):
+    """Put copies of a rank file under other names beside the two; capture.json lists files or not."""
+    if not listed:
+        rewritten(folder, files=None)
+    for name in names:
+        (folder / name).write_bytes((folder / "rank0.safetensors").read_bytes())
 
 
 T, H = 11, 128  # tokens of rank 1
@@ -184,7 +213,36 @@ BAD = {
     "more ranks": (lambda f: rewritten(f, group={"ep_size": 4}), "must be one per rank, ep_size is 4"),
     "huge group": (lambda f: rewritten(f, group={"ep_size": 8192, "num_experts": 8192}), "at most 4096"),
     "path in file name": (lambda f: rewritten(f, files=["../a.npz", "b.npz"]), "must be a plain name"),
-    "other suffix": (lambda f: rewritten(f, files=["capture.json", "capture.json"]), ".safetensors or .npz"),
+    "other suffix": (suffixless, ".safetensors or .npz"),
+    "one file for two": (
+        lambda f: rewritten(f, files=["rank0.safetensors"] * 2),
+        "files[1] is 'rank0.safetensors': must be a file of its own, rank 0 has this",
+    ),
+    "more files than ranks": (
+        lambda f: beside(f, *(f"rank{r}.safetensors" for r in range(2, 8))),
+        "group.ep_size is 2: must be the number of ranks, but",
+    ),
+    "thousands of files": (
+        lambda f: beside(f, *(f"rank{r}.safetensors" for r in range(2, 3000))),
+        "holds 3,000 rank files up to rank2999.safetensors",
+    ),
+    "another rank file": (
+        lambda f: beside(f, "rank2.npz", "rank7.safetensors", listed=True),
+        "none of the capture's 2 files, nor 1 more; remove what is not its",
+    ),
+    "two files of a rank": (
+        lambda f: beside(f, "rank1.npz"),
+        "files is 'rank1.safetensors': must be the only file of rank 1, rank1.npz is there too",
+    ),
+    "strange name": (
+        lambda f: beside(f, "rank01.safetensors"),
+        "files is 'rank01.safetensors': must be rankN.safetensors or rankN.npz with N from 0 to 1",
+    ),
+    "negative rank": (lambda f: beside(f, "rank-1.npz"), "with N from 0 to 1"),
+    "ranks from 1 on": (
+        lambda f: (f / "rank0.safetensors").rename(f / "rank2.safetensors") and rewritten(f, files=None),
+        "group.ep_size is 2",
+    ),
     "promised field": (lambda f: rewritten(f, fields=["recv_topk_idx"]), "rank0.safetensors lacks it"),
     "unknown promise": (lambda f: rewritten(f, fields=["recv_y"]), "did you mean recv_x?"),
     "promise of a rank": (lambda f: rewritten(f, fields={"x": [2]}), "must be a rank 0..1"),
@@ -226,7 +284,8 @@ WRONG_RESULTS = {
     "float metadata": ("recv_src_metadata", lambda a: a.astype(np.float32), "dtype"),
     "wide metadata": ("recv_src_metadata", lambda a: a.astype(np.uint64), "dtype"),
     "double weights": ("recv_topk_weights", lambda a: a.astype(np.float64), "dtype"),
-    "one number for rows": ("recv_x", lambda a: a[0, 0], "lost_row"),
+    "one number for rows": ("recv_x", lambda a: a[0, 0], "shape"),
+    "transposed rows": ("recv_x", lambda a: np.ascontiguousarray(a[:, :8].T), "shape"),
     "one number for metadata": ("recv_src_metadata", lambda a: a[0, 0], "shape"),
     "one number for counts": ("psum_num_recv_tokens_per_rank", lambda a: a[0], "shape"),
     "flat tokens": ("combined_x", lambda a: a.reshape(-1), "shape"),

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,17 @@ def mapped_capture():
     ids = {"topk_idx": np.array([[0, 1], [1, 2]])}
     options = CaptureOptions(edition="nvidia-v2", expand=False)
     return Capture(group=group, options=options, ranks=(ids, dict(ids)))
+
+
+def write_holes(path, capture):
+    """Write a dump that lacks a field at rank 1, once declared, and one that lacks two at both."""
+    ranks = copied(capture)
+    del ranks[1]["recv_topk_weights"]
+    write_capture(path / "hole", changed(capture, ranks))
+    write_capture(path / "partial", replace(capture, ranks=ranks, partial={"recv_topk_weights": (0,)}))
+    left_out = ("recv_topk_weights", "combined_x")
+    none = [{n: a for n, a in arrays.items() if n not in left_out} for arrays in capture.ranks]
+    write_capture(path / "no_weights", changed(capture, none))
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +70,7 @@ def folder(tmp_path_factory):
     other_input["x"] = other_input["x"].astype(np.float32)
     write_capture(path / "other_input", capture)
     write_arrays(path / "other_input" / "rank1.safetensors", other_input)
+    write_holes(path, capture)
     np.save(path / "one_sided.npy", np.zeros((2, 1, 1), np.int64))
     write_capture(path / "other_masks", capture)
     for rank, arrays in enumerate(copied(capture)):
@@ -210,7 +223,8 @@ def test_debug_names_the_first_wrong_place(output, fault):
     place = fault(good_capture(2)).place
     code, text = output(f"debug {fault.__name__}")
     assert code == 1
-    assert text.startswith(f"{fault.__name__}: not equal\n")
+    assert text.startswith(f"{fault.__name__}: not equal; ")
+    assert f" {place['field']} at rank " in text.split("\n")[0]
     section = text.split("first wrong place\n")[1].split("\n\n")[0]
     names = {"source_rank": "source rank", "destination_rank": "destination rank", "ulp": "ulp apart"}
     for name, value in place.items():
@@ -225,16 +239,34 @@ def test_debug_names_the_first_wrong_place(output, fault):
 def test_debug_that_proves_nothing_fails(output):
     code, text = output("debug nothing_to_compare")
     assert (code, text.split("\n")[:2]) == (
-        1, ["nothing_to_compare: proved nothing", "  because nothing could be compared"]
+        1, ["nothing_to_compare: proved nothing: nothing could be compared", ""]
     )  # fmt: skip
+
+
+def test_debug_of_a_dump_with_a_hole_fails(output):
+    """One rank lacks what the other has; its first line says which."""
+    code, text = output("debug hole")
+    words = "missing field: recv_topk_weights at rank 1; rank 0 gave it, and capture.json lists no ranks"
+    assert (code, text.split("\n")[0]) == (1, f"hole: not equal; {words} that give it")
+    assert "  destination rank  1\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [("partial", "recv_topk_weights at rank 1"), ("no_weights", "recv_topk_weights, combined_x")],
+)
+def test_debug_says_in_its_first_line_what_was_not_compared(output, name, left_out):
+    code, text = output(f"debug {name}")
+    assert (code, text.split("\n")[0]) == (0, f"{name}: equal, but not compared: {left_out}")
 
 
 @pytest.mark.parametrize("name", ["other_dtype", "other_shape"])
 def test_debug_takes_a_result_of_another_form_for_a_finding(output, name):
     """Shape and dtype by one rule: exit code 1, the field is named."""
     code, text = output(f"debug {name}")
-    assert (code, text.split("\n")[0]) == (1, f"{name}: not equal")
-    assert f"  what              {name.removeprefix('other_')}\n" in text
+    kind = name.removeprefix("other_")
+    assert (code, text.startswith(f"{name}: not equal; {kind}: recv_x at rank 1: expected ")) == (1, True)
+    assert f"  what              {kind}\n" in text
     _, text = output("debug --help")
     assert "2 if the folder is bad input" in " ".join(re.sub("[│\n]", " ", text).split())
 

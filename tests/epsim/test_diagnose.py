@@ -1,5 +1,8 @@
 """A right capture is equal; a planted fault is named with field and place; a vacuous one proves nothing."""
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +12,12 @@ from epsim.capture import FIELDS, Capture, CaptureGroup, CaptureOptions
 from epsim.debug.frame import settle
 from epsim.debug.from_reference import example_capture
 from epsim.diagnose import diagnose
+from epsim.report.story import diagnosis_summary, diagnosis_text
 from reference.errors import ConfigError
 from tests.epsim.planted import FAULTS, FP8_FAULTS, changed, copied, good_capture
 
 INPUTS = ("topk_idx", "topk_weights", "x", "sf", "combine_x", "combine_topk_weights", "bias_0", "bias_1")
+OUTPUTS = [name for name, field in FIELDS.items() if field.stage in ("dispatch", "combine")]
 CASES = [("bf16", fault) for fault in FAULTS] + [("fp8", fault) for fault in FP8_FAULTS]
 
 
@@ -96,8 +101,38 @@ def test_outputs_of_one_rank_are_enough(right):
     ranks = copied(right[3, "bf16"])
     for arrays in ranks[1:]:
         del arrays["recv_x"]
-    found = diagnose(changed(right[3, "bf16"], ranks))
+    found = diagnose(replace(right[3, "bf16"], ranks=tuple(ranks), partial={"recv_x": (0,)}))
     assert (found.verdict, {c.field: c.ranks for c in found.compared}["recv_x"]) == ("equal", (0,))
+    assert dict(found.not_compared) == {"recv_x at ranks 1, 2": "capture.json lists it for other ranks only"}
+
+
+@pytest.mark.parametrize("name", [n for n in FIELDS if n not in ("topk_idx", "recv_topk_idx")])
+def test_a_field_that_one_rank_lacks_is_a_finding(right, name):
+    """Given or got: what others have and nothing allows to leave out; before all else."""
+    ranks = copied(right[3, "fp8"])
+    del ranks[2][name]
+    found = diagnose(changed(right[3, "fp8"], ranks))
+    assert (found.verdict, found.place.field, found.place.kind) == ("not equal", name, "missing_field")
+    assert 2 in (found.place.source_rank, found.place.destination_rank)
+    assert found.place.text.startswith(f"missing field: {name} at rank 2; ranks 0, 1 gave it")
+    assert dict(found.report.counts[0].by_rank) == {2: 1}
+
+
+def test_a_rank_that_is_said_to_give_a_field_must(right):
+    """Declared for two, given by one."""
+    ranks = copied(right[3, "bf16"])
+    del ranks[1]["recv_x"], ranks[2]["recv_x"]
+    found = diagnose(replace(right[3, "bf16"], ranks=tuple(ranks), partial={"recv_x": (0, 1)}))
+    assert found.place.text.startswith("missing field: recv_x at rank 1; capture.json lists this rank")
+    assert dict(found.report.counts[0].by_kind) == {"missing_field": 1}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_result_that_no_rank_gave_is_said_to_be_not_compared(right, name):
+    found = diagnose(without(right[2, "fp8"], name))
+    is_none = name == "recv_topk_idx"  # the expanded layout has none
+    assert dict(found.not_compared) == ({} if is_none else {name: "no rank gave it"})
+    assert found.report.skipped_fields == tuple(found.not_compared)
 
 
 def test_without_metadata_the_canonical_order_is_assumed_and_said():
@@ -153,6 +188,55 @@ def test_slots_and_metadata_must_tell_the_same_order(right):
     grid[tuple(first)], grid[tuple(second)] = b, a
     found = diagnose(changed(right[2, "bf16"], ranks))
     assert (found.place.field, found.place.kind) == ("recv_src_metadata", "row_order")
+
+
+NO_SOURCE = [-1, -2, -5, -(2**31), 2**31 - 1, 2 * 12, 12 + 11]
+"""No rank before the first or past the last, no token past the 11 of rank 1."""
+
+
+@pytest.mark.parametrize("value", NO_SOURCE)
+def test_metadata_without_a_source_is_said_with_its_value(right, value):
+    """The value of the file, never a number of our own; in the text, the places and the JSON."""
+    ranks = copied(right[2, "bf16"])
+    table = ranks[0]["recv_src_metadata"]
+    table[1, 4] = value
+    found = diagnose(changed(right[2, "bf16"], ranks))
+    words = f"no rank: metadata holds the value {value}, which names no source"
+    said = diagnosis_text(found, "dump").split("\n")[0]
+    assert f"unexpected row: recv_src_metadata at rank 0, index [1], {words}" in said
+    [entry] = [m for m in diagnosis_summary(found)["report"]["mismatches"] if m["kind"] == "unexpected_row"]
+    assert (entry["row"], entry["index"]) == (words, [1])
+    assert found.report.counts[0].num_sourceless_rows == 1
+    assert all(rank in (0, 1) for count in found.report.counts for rank in count.by_src_rank)
+
+
+def test_a_row_exchanged_with_padding_is_said_in_words(right):
+    ranks = copied(right[2, "bf16"])
+    pads = int(ranks[0]["psum_num_recv_tokens_per_expert"][0])
+    ranks[0]["recv_x"][[0, pads]] = ranks[0]["recv_x"][[pads, 0]]
+    found = diagnose(changed(right[2, "bf16"], ranks))
+    said = diagnosis_text(found, "dump") + msgspec.json.encode(diagnosis_summary(found)).decode()
+    assert f"exchanged with padding row {pads}" in said
+    assert "rank -" not in said
+    assert "; 1 row without a source" in said
+    assert "[-" not in said
+
+
+def test_numbers_too_large_for_places_are_not_wrapped(right):
+    ranks = copied(right[2, "bf16"])
+    table = ranks[0]["recv_src_metadata"].astype(np.uint64)
+    table[1, 4] = 2**63 + 5
+    ranks[0]["recv_src_metadata"] = table
+    found = diagnose(changed(right[2, "bf16"], ranks))
+    assert (found.place.field, found.place.kind) == ("recv_src_metadata", "dtype")
+
+
+def test_transposed_scales_are_a_wrong_shape_not_lost_rows(right):
+    ranks = copied(right[2, "fp8"])
+    ranks[0]["recv_sf"] = np.ascontiguousarray(ranks[0]["recv_sf"].T)
+    found = diagnose(changed(right[2, "fp8"], ranks))
+    assert (found.place.field, found.place.kind) == ("recv_sf", "shape")
+    assert "holds the transpose of what is expected" in found.place.text
 
 
 def test_nothing_to_compare_proves_nothing(right):
@@ -235,9 +319,6 @@ def test_a_capture_must_have_every_rank(right):
             options=right[3, "bf16"].options,
             ranks=right[3, "bf16"].ranks[:2],
         )
-
-
-OUTPUTS = [name for name, field in FIELDS.items() if field.stage in ("dispatch", "combine")]
 
 
 @settings(max_examples=150)
