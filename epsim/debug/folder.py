@@ -6,7 +6,7 @@ from pathlib import Path
 from epsim.debug.files import SUFFIXES
 from epsim.errors import InputError
 
-_LOOKS_LIKE_RANK = re.compile(r"rank.*\.(safetensors|npz)", re.IGNORECASE | re.DOTALL)
+_LOOKS_LIKE_RANK = re.compile(r"rank([^a-z].*)?\.(safetensors|npz)", re.IGNORECASE | re.DOTALL)
 _RANK_FILE = re.compile(r"rank(0|[1-9][0-9]*)\.(safetensors|npz)")
 
 

@@ -348,5 +348,7 @@ def _follow(
     if is_hybrid:
         # The slot inside the scale-up group follows the arrival, which is open.
         topk = handle.config.num_topk
-        slot = own[partner[found], 1] // topk
+        slot, canonical = own[partner[found], 1] // topk, expected[np.flatnonzero(found), 1] // topk
+        num_slots = handle.config.ep_size * handle.config.num_max_tokens_per_rank
+        slot = np.where((slot >= 0) & (slot < num_slots), slot, canonical)
         expected[np.flatnonzero(found), 1] = slot * topk + handle.masters()[found]

@@ -36,6 +36,13 @@ def test_ranks_may_come_in_either_format(capture, tmp_path):
     assert diagnose(read_capture(tmp_path)).verdict == "equal"
 
 
+@pytest.mark.parametrize("name", ["rankings.npz", "weights.safetensors", "rank0.log"])
+def test_other_files_may_stand_beside(capture, tmp_path, name):
+    write_capture(tmp_path, capture)
+    (tmp_path / name).write_bytes(b"")
+    assert diagnose(read_capture(tmp_path)).verdict == "equal"
+
+
 @pytest.mark.parametrize(("small_bytes", "num_open"), [(1 << 20, 0), (0, 1)])
 def test_a_file_holds_one_descriptor_at_most(capture, tmp_path, monkeypatch, small_bytes, num_open):
     """One per array would end at 60 ranks where 1024 is the limit."""

@@ -222,6 +222,20 @@ def test_a_row_exchanged_with_padding_is_said_in_words(right):
     assert "[-" not in said
 
 
+def test_a_slot_of_a_hybrid_that_cannot_be_is_not_taken_over():
+    """The arrival is open, so a slot is taken from the file, but only one that exists."""
+    group = CaptureGroup(ep_size=4, num_experts=8, num_topk=2, hidden=128, num_max_tokens_per_rank=4)
+    options = CaptureOptions(edition="nvidia-v2", num_scaleup_ranks=2, zero_padding=True)
+    capture = example_capture(group, seed=3, options=options)
+    assert diagnose(capture).report.is_empty
+    ranks = copied(capture)
+    right = int(ranks[0]["recv_src_metadata"][0, 1])
+    ranks[0]["recv_src_metadata"][0, 1] = -1163005939
+    place = diagnose(changed(capture, ranks)).place
+    assert (place.field, place.actual, place.column) == ("recv_src_metadata", -1163005939, 1)
+    assert place.expected == right
+
+
 def test_numbers_too_large_for_places_are_not_wrapped(right):
     ranks = copied(right[2, "bf16"])
     table = ranks[0]["recv_src_metadata"].astype(np.uint64)
