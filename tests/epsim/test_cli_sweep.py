@@ -65,9 +65,11 @@ def stop_at(out, num_lines, jobs, stop):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     with process:
         wait_for(lambda: process.poll() is not None or num_lines_of(journal) >= num_lines)
+        process.send_signal(signal.SIGSTOP)  # it must not end while its children are listed
         assert process.poll() is None, process.stderr.read()
         children = children_of(process.pid)
         process.send_signal(stop)
+        process.send_signal(signal.SIGCONT)
         process.stderr.read()
     return process.returncode, children
 
@@ -91,7 +93,7 @@ def test_an_interrupted_sweep_says_so_and_goes_on(whole, tmp_path):
     out = tmp_path / "t.csv"
     code, children = stop_at(out, 20, "2", signal.SIGINT)
     assert (code, out.exists()) == (130, False)
-    assert not any(map(is_running, children))
+    wait_for(lambda: not any(map(is_running, children)))
     assert run(["sweep", *POINTS, "--jobs", "1", "--out", str(out)]) == 0
     assert out.read_bytes() == whole
 
