@@ -5,7 +5,8 @@ that lacks something (3), CompileError and TwinViolation are failures of the ker
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 MAX_SHOWN_LINES = 60
 """Lines of compiler output in the text of an error: the first ones name the cause; `output` holds all."""
@@ -44,3 +45,36 @@ class CompileError(RuntimeError):
         if (num_more := len(lines) - MAX_SHOWN_LINES) > 0:
             lines = [*lines[:MAX_SHOWN_LINES], f"({num_more} more lines)"]
         super().__init__("\n".join([f"{what} does not compile ({command[0]}: {end})", *lines]))
+
+
+class TwinViolation(RuntimeError):
+    """A kernel broke a rule of the machine, in the run that the twin just made.
+
+    Args of the report, which become attributes:
+      rule: name of the rule, as "data_race".
+      message: what happened, one sentence.
+      file, line: in the kernel's source.
+      rank, aiv, lane: where on the machine; -1 where it means nothing.
+      pipe: name of the pipe.
+      others: the other access, or the fibers of a deadlock; same keys and `what`.
+    """
+
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        """Take over what the twin reports."""
+        self.report = dict(report)
+        self.rule: str = report["rule"]
+        self.message: str = report["message"]
+        self.file: str = report["file"]
+        self.line: int = report["line"]
+        self.rank: int = report["rank"]
+        self.aiv: int = report["aiv"]
+        self.lane: int = report["lane"]
+        self.pipe: str = report["pipe"]
+        self.others: tuple[Mapping[str, Any], ...] = tuple(report["others"])
+        places = [f"  {other['what']} ({_place(other)})" for other in self.others]
+        super().__init__("\n".join([f"{self.rule}: {self.message} ({_place(report)})", *places]))
+
+
+def _place(site: Mapping[str, Any]) -> str:
+    parts = [f"{name} {site[name]}" for name in ("rank", "aiv", "lane") if site[name] >= 0]
+    return ", ".join([f"{site['file']}:{site['line']}", *parts, f"pipe {site['pipe']}"])

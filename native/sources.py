@@ -2,7 +2,8 @@
 
 Tracked are `<prefix/...>` includes whose prefix names one of our folders; all others (the standard library,
 the vendor's headers) belong to the compiler, whose version is in the key. A compile sees nothing but a copy
-of the files that were hashed (`Snapshot.write`), so a file that changes meanwhile cannot slip under an old key.
+of the files that were hashed (`Snapshot.write`), so a file that changes meanwhile cannot slip under an old
+key.
 """
 
 import hashlib

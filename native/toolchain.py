@@ -16,6 +16,9 @@ HOST_COMPILERS = ("g++", "clang++")
 NPU_ARCH = 3510
 """Of the Ascend 950 (spec/ascend.md 5): a binary for another one faults at launch or computes wrong data."""
 
+MAX_SAID = 300
+"""Characters of a tool's complaint that fit into one sentence."""
+
 _FULL = "No space left on device"
 
 
@@ -175,6 +178,6 @@ def _run(
 def _version(command: Sequence[str], env: tuple[tuple[str, str], ...]) -> str:
     returncode, output = _run(command, env)
     if returncode or not output.strip():
-        last = " ".join((output.strip().splitlines() or ["it prints nothing"])[-1].split())
-        raise NativeEnvironmentError(f"{command[0]} does not tell its version: {last}")
+        said = " ".join(output.split())[:MAX_SAID] or "it prints nothing"
+        raise NativeEnvironmentError(f"{command[0]} does not tell its version: {said}")
     return output
