@@ -101,8 +101,9 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_x: torch.Tensor, grad_weights: torch.Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401
-        is_carried = grad_weights is not None and _carries_weights(ctx.buffer, ctx.handle.do_expand)
-        weights = grad_weights.contiguous() if is_carried else None
+        weights = None
+        if grad_weights is not None and _carries_weights(ctx.buffer, ctx.handle.do_expand):
+            weights = grad_weights.contiguous()
         home_x, home_weights, _ = ctx.buffer.combine(grad_x.contiguous(), ctx.handle, weights)
         home_x = _Gradient.apply(home_x, grad_x)
         if home_weights is not None:

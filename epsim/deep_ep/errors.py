@@ -95,8 +95,17 @@ class PeerRefusedError(RuntimeError):
 class PeerLostError(RuntimeError):
     """A peer died, or did not come to a collective call in time; the buffer cannot be used any more.
 
-    Look at the other ranks' output first: the one that stopped knows why.
+    Look at the output of the rank that is named first: the one that stopped knows why.
+
+    Attributes:
+      ranks: who is lost, as places in the group; several = at least one of them; empty = not known.
+      global_ranks: the same as ranks of the default group.
     """
+
+    def __init__(self, text: str, ranks: tuple[int, ...] = (), global_ranks: tuple[int, ...] = ()) -> None:
+        """Keep who is lost."""
+        self.ranks, self.global_ranks = ranks, global_ranks
+        super().__init__(text)
 
 
 class MissingArgumentError(ConfigError, TypeError, AttributeError):

@@ -7,7 +7,7 @@ R ranks, W bytes of a row.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,12 +18,15 @@ import torch.distributed as dist
 
 from epsim.deep_ep.arrays import tensor_of
 from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, reason_of
-from epsim.deep_ep.meeting import DOING, group_of, meet
+from epsim.deep_ep.meeting import DOING, group_of, meet, members_of
+from epsim.deep_ep.roll_call import RollCall
 
 Bytes = npt.NDArray[np.uint8]
 Header = dict[str, Any]
 HEADER_BYTES = 4096
 _ABSENT = "absent"
+_NEVER_SENT = 2**31 - 1
+"""A tag of nobody's messages."""
 
 
 class Exchange:
@@ -50,12 +53,14 @@ class Exchange:
         self.timeout = timedelta(seconds=timeout_secs)
         self.num_calls = 0
         self._doing = DOING
+        self._channel: Any = None
+        self._roll_call = RollCall(self.rank, members_of(group), self.timeout)
         try:
-            store = meet(group, self.timeout)
+            store = self._roll_call.store = meet(group, self.timeout, self._roll_call)
             # Not new_group: its names come back after a destroy, and then find the old addresses.
             self._channel = dist.ProcessGroupGloo(store, self.rank, self.num_ranks, self.timeout)
             self._channel.barrier().wait(self.timeout)
-        except PeerRefusedError:
+        except (PeerRefusedError, PeerLostError):
             raise
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
@@ -212,33 +217,38 @@ class Exchange:
         except RuntimeError as error:
             raise self._lost(error) from error
 
-    def finish(self, work: Any, doing: str | None = None) -> None:  # noqa: ANN401 - torch's type
+    def finish(self, work: Any, doing: str | None = None, *, peer: int | None = None) -> None:  # noqa: ANN401
         """Wait for started work.
 
         Args:
           work: from this channel.
           doing: what an error says was going on; None = the last call that was agreed on.
+          peer: the rank at the other end of a send or receive.
 
         Raises:
-          PeerLostError: a peer is gone, or did not come within the time limit.
+          PeerLostError: a peer is gone, or did not come within the time limit; names it where that is known.
         """
         self._doing = doing or self._doing
         try:
             work.wait(self.timeout)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(error, peer) from error
 
     def barrier(self, operation: str = "barrier") -> None:
         """Wait until all ranks are here; raises as `agree`."""
         self.agree(operation)
 
-    def _lost(self, error: Exception) -> PeerLostError:
-        text = str(error)
-        if "imed out" in text or "imeout" in text:
-            cause = f"a peer did not come within {self.timeout.total_seconds():g} s"
-        else:
-            cause = "a peer closed its connection, it has died or given up"
-        return PeerLostError(f"rank {self.rank}, {self._doing}: {cause}")
+    def _hang_up(self) -> None:
+        """Close all connections, so that the others notice now: gloo does it when a receive is late."""
+        for peer in range(self.num_ranks):
+            if peer != self.rank:
+                with suppress(RuntimeError):
+                    self._channel.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+
+    def _lost(self, error: Exception, peer: int | None = None) -> PeerLostError:
+        if not self._roll_call.is_done and self._channel is not None:
+            self._hang_up()
+        return self._roll_call.error(self._doing, error, peer)
 
 
 def _header(

@@ -53,7 +53,7 @@ class Outbox:
                 f"{inflight} of {inflight} tensors are in flight"
             )
             for work in self._flying[0][:2]:
-                self.exchange.finish(work, waits_for)
+                self.exchange.finish(work, waits_for, peer=self.peer)
             self._flying.popleft()
         body = self.slots[self.count % inflight, : data.size]
         body[:] = data
@@ -104,4 +104,5 @@ class Inbox:
         self.count += 1
 
     def _fetch(self, out: Bytes, tag: int, waits_for: str) -> None:
-        self.exchange.finish(self.exchange.receive(out, self.peer, tag=tag, doing=waits_for), waits_for)
+        work = self.exchange.receive(out, self.peer, tag=tag, doing=waits_for)
+        self.exchange.finish(work, waits_for, peer=self.peer)

@@ -92,7 +92,9 @@ def late(rank, num_ranks):
     """Ranks other than 1 give up after a second; then all construct, rank 1 for the first time."""
     if rank != 1:
         start = time.monotonic()
-        with pytest.raises(PeerLostError, match=f"rank {rank}, creating a buffer: a peer did not come"):
+        with pytest.raises(
+            PeerLostError, match=f"rank {rank}, creating a buffer: rank 1 .global rank 1. did not"
+        ):
             bucket(dist.group.WORLD, num_gpu_timeout_secs=1)
         assert time.monotonic() - start < 3
     dist.barrier()
@@ -106,6 +108,29 @@ def test_a_rank_that_was_late_meets_the_others_at_their_next_construction():
     assert run_ranks(late, 3) == [True] * 3
 
 
+def born_again(rank, num_ranks, folder):
+    """Make a buffer on ranks 0 and 1, start torch anew, and make one on 1 and 2: the name is the same."""
+    names = []
+    for number, members in enumerate(([0, 1], [1, 2], [0, 1, 2])):
+        if number:
+            dist.destroy_process_group()
+            init = f"file://{folder}/store{number}"
+            dist.init_process_group("gloo", init_method=init, rank=rank, world_size=num_ranks)
+        group = dist.new_group(members)
+        if rank in members:
+            buffer = bucket(group, num_gpu_timeout_secs=10)
+            buffer.barrier()
+            buffer.destroy()
+            names.append(group.group_name)
+    return names
+
+
+def test_names_of_groups_that_torch_repeats_are_no_meeting_places(tmp_path):
+    """Else ranks with another past would wait for each other to the limit."""
+    names = run_ranks(born_again, 3, tmp_path)
+    assert {name for found in names for name in found} == {"1"}, "torch repeats them"
+
+
 def no_group(rank, num_ranks):
     for wrong in ("x", 3, [1]):
         for make in (expert, elastic, pipeline, engram, deep_ep.EPBuffer.get_buffer_size_hint):
@@ -117,6 +142,10 @@ def no_group(rank, num_ranks):
     with pytest.raises(HostCheckError, match="hidden is 'a'"):
         deep_ep.EPBuffer.get_buffer_size_hint(dist.group.WORLD, 4, "a")
     expert(dist.group.WORLD).destroy()
+    gone = dist.new_group([0, 1])
+    dist.destroy_process_group(gone)
+    with pytest.raises(RefusedError, match=f"group is '{gone.group_name}': .* it was destroyed"):
+        expert(gone)
     return True
 
 
