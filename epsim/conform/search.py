@@ -1,0 +1,294 @@
+"""The search for a program that breaks a property: hypothesis draws and shrinks, cell by cell."""
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from epsim.conform.evidence import PROPERTIES, Evidence, Ledger, PropertyBroken, PropertyName
+from epsim.conform.generate import Cell, Sizes, cells, programs
+from epsim.conform.outcome import PROFILES, CellRow, Failure, Outcome, Profile, PropertyRow
+from epsim.conform.program import Program, program_text
+from epsim.conform.runner import ProgramRun
+from epsim.errors import InputError
+from epsim.testing.extra import load_hypothesis
+from native.backends.protocol import Backend, Capabilities, Schedule, UnsupportedCellError
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+Programs = Callable[[Cell, Capabilities, Sizes], "SearchStrategy[Program]"]
+WIDE_EXAMPLES = 2
+"""Programs of a wide cell: a row of 7168 elements costs as much as many small ones."""
+
+
+def run_conformance(
+    backend: Backend,
+    profile: str | Profile = "quick",
+    *,
+    seed: int = 0,
+    schedule_seed: int = 0,
+    make_programs: Programs = programs,
+    only: Callable[[Cell], bool] = lambda _: True,
+    tell: Callable[[int, int], Any] | None = None,
+) -> Outcome:
+    """Try every cell of a backend.
+
+    A failed cell is shrunk; the others run on. The same arguments try the same programs.
+
+    Args:
+      backend: what to judge; it is not shut down.
+      profile: how much is tried, a name of `PROFILES` or one's own.
+      seed: of programs and data.
+      schedule_seed: of the first schedule of each program; the next ones count up.
+      make_programs: strategy of a cell's programs.
+      only: cells to try; the others are left out of the outcome.
+      tell: called with (done, all) cells.
+
+    Returns:
+      Outcome; it passed only if every property held and was really tested.
+
+    Raises:
+      InputError: no such profile, or a negative seed.
+      MissingExtraError: no hypothesis.
+    """
+    load_hypothesis()
+    for name, value in (("seed", seed), ("schedule_seed", schedule_seed)):
+        if value < 0:
+            raise InputError(name, value, "must not be negative")
+    chosen = find_profile(profile)
+    search = _Search(
+        backend=backend, profile=chosen, seed=seed, schedule_seed=schedule_seed, make=make_programs
+    )
+    start = time.perf_counter()
+    todo = [cell for cell in cells(wide=chosen.wide) if only(cell)]
+    rows = []
+    for done, cell in enumerate(todo):
+        if tell:
+            tell(done, len(todo))
+        rows.append(search.run_cell(cell))
+    return Outcome(
+        backend=backend.name,
+        profile=chosen.name,
+        seed=seed,
+        schedule_seed=schedule_seed,
+        properties=tuple(_property_rows(search.ledger, rows, chosen, backend.capabilities())),
+        cells=tuple(rows),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def find_profile(profile: str | Profile) -> Profile:
+    """Return a profile by its name.
+
+    Raises:
+      InputError: no such profile.
+    """
+    if isinstance(profile, Profile):
+        return profile
+    if profile not in PROFILES:
+        raise InputError("profile", profile, f"must be one of {', '.join(PROFILES)}")
+    return PROFILES[profile]
+
+
+def rerun(backend: Backend, program: Program, *, seed: int, schedule: Schedule) -> PropertyBroken | None:
+    """Run one program again; return what breaks, None = all holds.
+
+    Raises:
+      UnsupportedCellError: the backend cannot run it.
+    """
+    try:
+        ProgramRun(backend=backend, program=program, seed=seed, schedule=schedule).run()
+    except PropertyBroken as broken:
+        return broken
+    return None
+
+
+def rerun_line(backend: str, program: Program, seed: int, schedule: Schedule) -> str:
+    """Return the command that shows a failure again."""
+    strategy = f" --strategy {schedule.strategy}" if schedule.strategy else ""
+    return (
+        f"epsim conform --backend {backend} --seed {seed} --schedule-seed {schedule.seed}{strategy}"
+        f" --example {shlex.quote(program_text(program))}"
+    )
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """State of one run."""
+
+    backend: Backend
+    profile: Profile
+    seed: int
+    schedule_seed: int
+    make: Programs
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def run_cell(self, cell: Cell) -> CellRow:
+        """Draw programs of a cell until one breaks or there are enough."""
+        capabilities = self.backend.capabilities()
+        reason = cell.why_not(capabilities)
+        if reason:
+            return CellRow(cell=str(cell), num_examples=0, num_runs=0, unsupported=reason, seconds=0.0)
+        start = time.perf_counter()
+        trial = _Trial(search=self, schedules=self._schedules(capabilities))
+        strategy = self.make(cell, capabilities, self._sizes())
+        count = WIDE_EXAMPLES if cell.scenario == "wide" else self.profile.examples_per_cell
+        self._explore(strategy, trial, count)
+        return CellRow(
+            cell=str(cell),
+            num_examples=trial.num_examples,
+            num_runs=trial.num_runs,
+            unsupported=trial.unsupported,
+            seconds=time.perf_counter() - start,
+            failure=trial.failure(str(cell)),
+        )
+
+    def _explore(self, strategy: "SearchStrategy[Program]", trial: "_Trial", count: int) -> None:
+        hypothesis = load_hypothesis()
+        settings = hypothesis.settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            derandomize=False,
+            print_blob=False,
+            report_multiple_bugs=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            verbosity=hypothesis.Verbosity.quiet,
+        )
+
+        @settings
+        @hypothesis.seed(self.seed)
+        @hypothesis.given(strategy)
+        def explore(program: Program) -> None:
+            trial.run(program)
+
+        try:
+            explore()
+        except (PropertyBroken, hypothesis.errors.Flaky):
+            # A machine without a seed of its own may not show it again; what was seen was seen.
+            if trial.smallest is None:
+                raise
+
+    def _sizes(self) -> Sizes:
+        return Sizes(
+            max_ranks=self.profile.max_ranks,
+            max_tokens=self.profile.max_tokens,
+            max_hidden=self.profile.max_hidden,
+            max_experts_per_rank=self.profile.max_experts_per_rank,
+            max_steps=self.profile.max_steps,
+        )
+
+    def _schedules(self, capabilities: Capabilities) -> list[Schedule]:
+        names = capabilities.strategies
+        if not names:
+            return [Schedule(seed=self.schedule_seed)]
+        return [
+            Schedule(strategy=names[number % len(names)], seed=self.schedule_seed + number)
+            for number in range(self.profile.schedules)
+        ]
+
+
+@dataclass(kw_only=True)
+class _Trial:
+    """Runs the programs that hypothesis draws for one cell, and remembers the smallest that breaks."""
+
+    search: _Search
+    schedules: list[Schedule]
+    num_examples: int = 0
+    num_runs: int = 0
+    unsupported: str | None = None
+    broken: PropertyBroken | None = None
+    smallest: Program | None = None
+    schedule: Schedule | None = None
+    first_seen: float = 0.0
+    last_seen: float = 0.0
+
+    def run(self, program: Program) -> None:
+        """Run a program on all schedules, the one that failed last first.
+
+        Raises:
+          PropertyBroken: a property breaks: hypothesis then looks for a smaller program.
+        """
+        is_shrinking = self.broken is not None
+        order = sorted(self.schedules, key=lambda schedule: schedule != self.schedule)
+        for number, schedule in enumerate(order):
+            run = ProgramRun(
+                backend=self.search.backend, program=program, seed=self.search.seed, schedule=schedule
+            )
+            try:
+                run.run()
+            except UnsupportedCellError as reason:
+                self.unsupported = str(reason)
+                return
+            except PropertyBroken as broken:
+                self._found(program, schedule, broken)
+                raise
+            finally:
+                if not is_shrinking:
+                    self.num_runs += 1
+                    self.search.ledger.add(run.seen, first=number == 0)
+        self.num_examples += not is_shrinking
+
+    def _found(self, program: Program, schedule: Schedule, broken: PropertyBroken) -> None:
+        now = time.perf_counter()
+        self.first_seen = self.first_seen or now
+        self.last_seen = now
+        if self.broken is None:
+            self.num_examples += 1
+        # The last one that hypothesis runs is the smallest: it replays its best at the end.
+        self.broken, self.smallest, self.schedule = broken, program, schedule
+
+    def failure(self, cell: str) -> Failure | None:
+        """Return what was found, None = nothing."""
+        if self.broken is None or self.smallest is None or self.schedule is None:
+            return None
+        search = self.search
+        return Failure(
+            cell=cell,
+            property=self.broken.property,
+            text=self.broken.text,
+            program=self.smallest,
+            seed=search.seed,
+            schedule=self.schedule,
+            rerun=rerun_line(search.backend.name, self.smallest, search.seed, self.schedule),
+            seconds=self.last_seen - self.first_seen,
+        )
+
+
+def _applies(name: PropertyName, capabilities: Capabilities) -> bool:
+    """Whether a backend has what a property is about."""
+    needs: dict[str, tuple[str, ...]] = {
+        "scales": ("fp8",),
+        "weights": ("weights",),
+        "combined_weights": ("weights",),
+        "local_ids": ("deduplicated",),
+        "row_slots": ("expanded",),
+        "padding": ("expanded",),
+        "stats": ("stats",),
+        "cached_places": ("cached",),
+    }
+    if name == "gather_pairs" and capabilities.edition != "ascend":
+        return False
+    return not set(needs.get(name, ())) & set(capabilities.unsupported)
+
+
+def _property_rows(
+    ledger: Ledger, rows: list[CellRow], profile: Profile, capabilities: Capabilities
+) -> Iterator[PropertyRow]:
+    num_unsupported = sum(row.verdict == "unsupported" for row in rows)
+    broken = [row.failure.property for row in rows if row.failure]
+    for name in PROPERTIES:
+        if not _applies(name, capabilities):
+            continue
+        evidence = ledger.by_property.get(name, Evidence())
+        yield PropertyRow(
+            name=name,
+            evidence=evidence,
+            num_failures=broken.count(name),
+            num_unsupported=num_unsupported,
+            # A broken run stops early, so later properties may lack evidence for that reason alone.
+            vacuous=None if broken else evidence.vacuous(profile.least_crossed),
+        )

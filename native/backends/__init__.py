@@ -1,0 +1,1 @@
+"""Machines that run dispatch and combine, behind one protocol."""
