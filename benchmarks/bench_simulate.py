@@ -42,9 +42,15 @@ def grains():
     for ep in (8, 32):
         for operation in ("dispatch", "combine"):
             _, coarse = events(ep=ep, operations=(operation,))
-            _, fine = events(f"chunk:{max(1, coarse.num_sqes // 2)}", ep=ep, operations=(operation,))
+            _, fine = events(
+                f"chunk:{max(1, coarse.num_descriptors_per_chunk // 2)}", ep=ep, operations=(operation,)
+            )
             change = fine.time_us / coarse.time_us - 1
-            yield f"half the chunk ({coarse.num_sqes}), EP{ep} {operation}", f"{change:+.2%}", "< 1 %"
+            yield (
+                f"half the chunk ({coarse.num_descriptors_per_chunk}), EP{ep} {operation}",
+                f"{change:+.2%}",
+                "< 1 %",
+            )
     for operation in ("dispatch", "combine"):
         _, packet = events("packet", ep=8, tokens=64, operations=(operation,))
         _, sqe = events("sqe", ep=8, tokens=64, operations=(operation,))

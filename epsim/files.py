@@ -52,6 +52,18 @@ def write_atomically(path: str | Path, data: bytes | str) -> None:
     write_files([(path, data)])
 
 
+def check_outputs(paths: Sequence[str | Path | None]) -> None:
+    """Refuse targets that cannot be written, before a command starts its work; nothing is written.
+
+    Args:
+      paths: targets; None = not asked for.
+
+    Raises:
+      InputError: as `write_files`, but for what only writing shows, as a full disk.
+    """
+    _refuse_twins([_checked(path, b"") for path in paths if path is not None])
+
+
 def write_files(files: Sequence[tuple[str | Path, bytes | str]]) -> None:
     """Write all files of a command, or none.
 

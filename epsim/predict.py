@@ -6,7 +6,7 @@ from typing import get_args
 
 from epsim.errors import InputError
 from epsim.inputs.counting import Draws, check_draws
-from epsim.inputs.groups import Group, Table, count, group_sizes, pod_size_of
+from epsim.inputs.groups import Group, Table, count, group_sizes, place, pod_size_of
 from epsim.model.answer import Case
 from epsim.model.closedform import OPERATIONS, Operation
 from epsim.model.options import TokenCounts, TwoLayer
@@ -47,6 +47,7 @@ def predict(
     num_buffer_bytes: int | None = None,
     workload: Workload | None = None,
     port_rate: str | None = None,
+    npus: Sequence[int] | None = None,
 ) -> Predictions:
     """Predict dispatch and combine.
 
@@ -79,6 +80,7 @@ def predict(
       workload: group, tokens, routing, seed and dtype together (see `reference.routing.manifest`); replaces
         everything above from `model` to `masked_ratio` but operations and draws.
       port_rate: rate of one port, for HCCL files, which carry none.
+      npus: the card of each rank of the only group; None = rank r sits on card r.
 
     Returns:
       Predictions, by group size and then operation.
@@ -93,9 +95,16 @@ def predict(
     )
     _check_words(operations, token_counts, two_layer)
     check_draws(draws)
+    if npus is not None and ranks_per_supernode is not None:
+        raise InputError("ranks per supernode", ranks_per_supernode, "goes without npus, which say it")
     sources: list[Workload | Table]
+    sizes = group_sizes(ep) if workload is None else (workload.config.ep_size,)
+    # All groups are checked, against the network first, before the first is counted.
+    pods = [pod_size_of(platform.network, size, ranks_per_supernode) for size in sizes]
+    cards, pod_size = place(platform.network, sizes, npus)
+    if cards is not None:
+        pods = [pod_size]
     if workload is not None:
-        pods = [pod_size_of(platform.network, workload.config.ep_size, ranks_per_supernode)]
         sources = [workload]
     else:
         shape = model_shape(model)
@@ -113,9 +122,6 @@ def predict(
             draws=draws,
             dtype=dtype,
         )
-        sizes = group_sizes(ep)
-        # All groups are checked, against the network first, before the first is counted.
-        pods = [pod_size_of(platform.network, size, ranks_per_supernode) for size in sizes]
         sources = [group.source(size) for size in sizes]
     result: list[Prediction] = []
     workloads: list[Workload] = []
@@ -131,6 +137,7 @@ def predict(
                 pod_size=pod_size,
                 two_layer=two_layer,
                 num_buffer_bytes=num_buffer_bytes,
+                npus=cards,
             )
             result.append(case.predict(counted))
     return Predictions(result, workloads)

@@ -1,9 +1,9 @@
 """`epsim.simulate`: one operation on the real links, as fluid or as discrete events."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from epsim.errors import InputError
 from epsim.faults.applied import faulty_events, faulty_machine, faulty_platform
 from epsim.faults.kinds import Fault, parse_faults
 from epsim.inputs.counting import Counted
-from epsim.inputs.groups import Group, Routed, group_sizes, pod_size_of, route
+from epsim.inputs.groups import Group, Routed, group_sizes, place, pod_size_of, route
 from epsim.model.answer import Case, epilogue_bytes
 from epsim.model.closedform import OPERATIONS, Operation
 from epsim.model.loads import RankLoads, rank_loads
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from epsim.sim.run import EventOptions
     from epsim.trace.trace import Trace
 
+Progress = Callable[[int, int], Any]
+"""Called with (bytes delivered, all bytes)."""
+NO_SLOPE: Mapping[str, float] = {"fanout_slope_dispatch": 0.0, "fanout_slope_combine": 0.0}
+"""Settings of a software without fan-out loss."""
 NUM_PORTS = 12
 """Ports that a result names."""
 MAX_SECONDS = 1e6
@@ -77,6 +81,8 @@ def simulate(
     flow: FlowOptions | None = None,
     events: "EventOptions | None" = None,
     faults: "Sequence[str | Fault]" = (),
+    npus: Sequence[int] | None = None,
+    on_progress: Progress | None = None,
 ) -> list[Simulation]:
     """Simulate dispatch and combine.
 
@@ -96,7 +102,8 @@ def simulate(
       seed: of the sample, and of the flow hash.
       masked_ratio: chance that a choice is masked.
       policy: "spray" (per packet), "flow-hash" or "pinned".
-      with_slope: count the software's fitted fan-out loss; False = only what the mechanism gives.
+      with_slope: count the software's fitted fan-out loss, in the closed form as well; False = only what
+        the mechanism gives.
       hardware: profile name, file or object; None = the system's.
       software: profile name, file or object; None = the system's.
       settings: single parameters that replace the profiles'.
@@ -105,6 +112,8 @@ def simulate(
       flow: options of the flow level.
       events: options of the event level; its policy and seed are taken from here.
       faults: what is wrong on purpose, as "link-down:npu3/plane2"; see `epsim.faults.kinds`.
+      npus: the card of each rank of the only group; None = rank r sits on card r.
+      on_progress: called now and then during an event run with (bytes delivered, all bytes).
 
     Returns:
       One Simulation per group size and operation.
@@ -126,8 +135,9 @@ def simulate(
             raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
     wrong = parse_faults(faults, level)
     platform = make_platform(
-        system, hardware=hardware, software=software, settings=settings, port_rate=port_rate
-    )
+        system, hardware=hardware, software=software, settings=_numbers(settings, with_slope),
+        port_rate=port_rate,
+    )  # fmt: skip
     shape = model_shape(model)
     group = Group(
         num_experts=shape.num_experts if num_experts is None else num_experts,
@@ -139,23 +149,31 @@ def simulate(
     sizes = group_sizes(ep) if workload is None else (workload.config.ep_size,)
     for size in sizes:
         pod_size_of(platform.network, size, None)
+    cards, _ = place(platform.network, sizes, npus)
     damaged = faulty_platform(platform, wrong)
     sources = [group.source(size) for size in sizes] if workload is None else [workload]
     found = []
     for source in sources:
         routed = route(source)
         for operation in operations:
-            machine = make_machine(
-                damaged, routed.config.ep_size, slope_of(operation) if with_slope else "none"
-            )
+            machine = make_machine(damaged, routed.config.ep_size, slope_of(operation), cards)
             setting = Setting(
                 platform=platform, machine=faulty_machine(machine, wrong, platform.hardware), routed=routed,
                 operation=operation, policy=policy, seed=seed, flow=flow or FlowOptions(),
                 events=faulty_events(events, wrong, routed.config.ep_size),
-                faults=tuple(fault.meaning for fault in wrong),
+                faults=tuple(fault.meaning for fault in wrong), on_progress=on_progress,
             )  # fmt: skip
             found.append(setting.run(level))
     return found
+
+
+def _numbers(settings: Mapping[str, str | float] | None, with_slope: bool) -> Mapping[str, str | float]:
+    """Return the settings, without the software's fan-out loss if that is not to count."""
+    given = settings or {}
+    for name in given if not with_slope else ():
+        if name in NO_SLOPE:
+            raise InputError(name, given[name], "goes with the fan-out loss, which is switched off")
+    return given if with_slope else {**given, **NO_SLOPE}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,6 +191,7 @@ class Setting:
       events: options of the event level; None = `EventOptions()`.
       costs: times of steps.
       faults: what is wrong on purpose, for people.
+      on_progress: see `simulate`.
     """
 
     platform: Platform
@@ -185,14 +204,18 @@ class Setting:
     events: "EventOptions | None" = None
     costs: StepCosts = field(default_factory=StepCosts)
     faults: tuple[str, ...] = ()
+    on_progress: Progress | None = None
 
     @property
     def case(self) -> Case:
         """The same for the closed form."""
+        size, network = self.routed.config.ep_size, self.platform.network
+        is_usual = np.array_equal(self.machine.npus, np.arange(size))
+        npus, pod_size = place(network, (size,), None if is_usual else self.machine.npus)
         return Case(
             platform=self.platform, config=self.routed.config, operation=self.operation,
-            dtype=self.routed.workload.dispatch_dtype, two_layer="flat",
-            pod_size=pod_size_of(self.platform.network, self.routed.config.ep_size, None),
+            dtype=self.routed.workload.dispatch_dtype, two_layer="flat", npus=npus,
+            pod_size=pod_size_of(network, size, None) if is_usual else pod_size,
         )  # fmt: skip
 
     @property
@@ -278,8 +301,9 @@ class Setting:
         work = count_work(self.routed.config, self.routed.topk, self.num_aivs)
         packet = int(self.platform.hardware.packet_payload.value)
         run = run_operation(
-            self.machine, self.platform.software, self.operation, work, self.case.row, packet, options
-        )
+            self.machine, self.platform.software, self.operation, work, self.case.row, packet, options,
+            self.on_progress,
+        )  # fmt: skip
         zeros = np.zeros(counts.ep_size, np.int64)
         problem, _ = machine_problem(self.machine, self.bytes_matrix(counts), zeros, self.policy, self.seed)
         names = [*run.port_names, *(f"engine of rank {rank}" for rank in range(counts.ep_size))]
@@ -301,8 +325,8 @@ class Setting:
             first_ps=run.first_ring_ps, finish_ps=np.maximum(run.arrival_ps, run.drained_ps), ports=ports,
             binding=f"{ports[0].name} ({ports[0].busy:.0%})" if ports[0].busy else "nothing crosses a link",
             method=method,
-            num_events=run.num_events, kernel_ps=int(run.last_ring_ps.max()), num_sqes=run.cut.num_sqes,
-            trace=run.trace,
+            num_events=run.num_events, kernel_ps=int(run.last_ring_ps.max()),
+            num_descriptors_per_chunk=run.cut.num_sqes, held_ps=run.held_ps, trace=run.trace,
         )  # fmt: skip
 
     def _simulation(
@@ -321,7 +345,8 @@ class Setting:
         method: str,
         num_events: int,
         kernel_ps: int | None = None,
-        num_sqes: int | None = None,
+        num_descriptors_per_chunk: int | None = None,
+        held_ps: npt.NDArray[np.int64] | None = None,
         trace: "Trace | None" = None,
     ) -> Simulation:
         case, config, platform = self.case, self.routed.config, self.platform
@@ -344,14 +369,15 @@ class Setting:
             ranks=RankTimes(
                 first_byte_us=first_ps / 1e6, finish_us=finish_ps / 1e6,
                 received_rows=np.asarray(loads.received, np.int64),
+                held_us=np.zeros(counts.ep_size) if held_ps is None else held_ps / 1e6,
             ),
             ports=ports, binding=binding, assumptions=closed.assumptions, num_events=num_events,
-            num_sqes=num_sqes, trace=trace,
+            num_descriptors_per_chunk=num_descriptors_per_chunk, trace=trace,
         )  # fmt: skip
 
 
-def _cut_text(num_sqes: int, aivs: int) -> str:
+def _cut_text(num_descriptors: int, aivs: int) -> str:
     """Say what a chunk is."""
-    plural = "s" if num_sqes > 1 else ""
+    plural = "s" if num_descriptors > 1 else ""
     together = f", {aivs} AIVs act as one" if aivs > 1 else ""
-    return f"up to {num_sqes} descriptor{plural} at once{together}"
+    return f"up to {num_descriptors} descriptor{plural} at once{together}"

@@ -22,11 +22,13 @@ class RankTimes:
       first_byte_us: when the rank may send.
       finish_us: when everything it sends and receives is done.
       received_rows: rows, own ones included: the numerator of the metric.
+      held_us: how long its engine had work and no room for it behind the ports; 0 at flow level.
     """
 
     first_byte_us: npt.NDArray[np.float64]
     finish_us: npt.NDArray[np.float64]
     received_rows: npt.NDArray[np.int64]
+    held_us: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ class Simulation:
       binding: what held the last byte up.
       assumptions: what the figure rests on.
       num_events: of the event level; number of fair-share solutions of the flow level.
-      num_sqes: descriptors of a chunk at most; events only.
+      num_descriptors_per_chunk: at most; events only.
       trace: the timeline, if asked for.
     """
 
@@ -116,7 +118,7 @@ class Simulation:
     binding: str
     assumptions: tuple[str, ...]
     num_events: int
-    num_sqes: int | None = None
+    num_descriptors_per_chunk: int | None = None
     trace: Trace | None = None
 
     @property

@@ -76,6 +76,11 @@ class Change:
             return ""
         return max(self.terms, key=lambda term: abs(term[2] - term[1]))[0]
 
+    @property
+    def held_change_us(self) -> npt.NDArray[np.float64]:
+        """Return [R] how much longer each rank's engine had work and no room for it; 0 at flow level."""
+        return self.after.ranks.held_us - self.before.ranks.held_us
+
     def to_dict(self) -> Mapping[str, Any]:
         """Return everything but traces as plain values, for JSON."""
         return {
@@ -84,6 +89,7 @@ class Change:
             "by_arithmetic_us": self.by_arithmetic_us, "explained_by": self.explained_by,
             "terms": {name: {"before_us": before, "after_us": after} for name, before, after in self.terms},
             "finish_change_us": np.round(self.finish_change_us, 6).tolist(),
+            "held_change_us": np.round(self.held_change_us, 6).tolist(),
             "arithmetic": [item.text for item in self.sums], "findings": list(self.findings),
             "before": dict(self.before.to_dict()), "after": dict(self.after.to_dict()),
         }  # fmt: skip
@@ -138,7 +144,7 @@ def whatif(
     # First the faulty one: what it refuses should not cost a healthy run.
     after = simulate(system, level=level, faults=wrong, **options)
     before = simulate(system, level=level, **_without_trace(options))
-    return _changes(wrong, before, after, _platform(system, options))
+    return _changes(wrong, before, after, _platform(system, options), options.get("npus"))
 
 
 def whatif_each(
@@ -171,7 +177,7 @@ def whatif_each(
     if len({item.ep_size for item in before}) != 1:
         raise InputError("ep", [item.ep_size for item in before], "must be one group size to try every place")
     platform = _platform(system, options)
-    candidates = places(fault, _graph(platform), before[0].ep_size)
+    candidates = places(fault, _graph(platform), _cards(options.get("npus"), before[0].ep_size))
     found = []
     for number, candidate in enumerate(candidates):
         if on_progress is not None:
@@ -192,11 +198,17 @@ def _damage(
         # The last line of a stuck run is the outermost wait: the barrier, and who is missing.
         refusal = error.blocked[-1] if isinstance(error, StuckError) else str(error)
         return Damage(fault=fault, changes=(), refusal=refusal)
-    return Damage(fault=fault, changes=tuple(_changes((fault,), before, after, platform)))
+    return Damage(
+        fault=fault, changes=tuple(_changes((fault,), before, after, platform, options.get("npus")))
+    )
 
 
 def _changes(
-    faults: tuple[Fault, ...], before: list[Simulation], after: list[Simulation], platform: Platform
+    faults: tuple[Fault, ...],
+    before: list[Simulation],
+    after: list[Simulation],
+    platform: Platform,
+    npus: Sequence[int] | None,
 ) -> list[Change]:
     topology = damaged = _graph(platform)
     packet = platform.hardware.packet_payload.value
@@ -209,7 +221,10 @@ def _changes(
     return [
         Change(
             faults=faults, before=healthy, after=faulty, findings=findings,
-            sums=tuple(arithmetic(fault, topology, healthy.policy, packet) for fault in faults),
+            sums=tuple(
+                arithmetic(fault, topology, _cards(npus, healthy.ep_size), healthy.policy, packet)
+                for fault in faults
+            ),
         )
         for healthy, faulty in zip(before, after, strict=True)
     ]  # fmt: skip
@@ -218,6 +233,11 @@ def _changes(
 def _platform(system: str | Topology, options: Mapping[str, Any]) -> Platform:
     names = ("hardware", "software", "settings", "port_rate")
     return make_platform(system, **{name: options[name] for name in names if name in options})
+
+
+def _cards(npus: Sequence[int] | None, num_ranks: int) -> npt.NDArray[np.int64]:
+    """Return [R] int64, the card of each rank."""
+    return np.arange(num_ranks, dtype=np.int64) if npus is None else np.asarray(npus, np.int64)
 
 
 def _graph(platform: Platform) -> Topology:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from epsim.cli.wholes import Whole
+
 if TYPE_CHECKING:
     from epsim.calibration.result import Calibration
 
@@ -30,8 +32,10 @@ def calibrate(
         bool, Flag, Parameter(help="also predict every group size from a fit to the others")
     ] = False,
     all_rows: Annotated[bool, Flag, Parameter(help="also use rows marked validate")] = False,
-    draws: Annotated[int, Parameter(help="fits to targets drawn inside the ranges, for the spread")] = 200,
-    seed: Annotated[int, Parameter(help="of these draws")] = 0,
+    draws: Annotated[
+        int, Whole, Parameter(help="fits to targets drawn inside the ranges, for the spread")
+    ] = 200,
+    seed: Annotated[int, Whole, Parameter(help="of these draws")] = 0,
     out: Annotated[
         Path | None, Parameter(help="write the fitted profile to this .toml file; implies --leave-one-out")
     ] = None,
@@ -57,9 +61,11 @@ def calibrate(
     from epsim.cli.predict import parse_settings
     from epsim.cli.validate import load_rows
     from epsim.errors import InputError
+    from epsim.files import check_outputs
 
     if out is not None and out.suffix != ".toml":
         raise InputError("out", str(out), "must end in .toml")
+    check_outputs([out, csv])
     is_file = "." in measurements or "/" in measurements
     result = library_calibrate(
         load_rows(measurements),

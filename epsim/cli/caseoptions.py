@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from epsim.cli.wholes import Whole, parse_cards
+
 if TYPE_CHECKING:
     from epsim.schedule.grain import Grain
     from epsim.simulation import Simulation
@@ -25,7 +27,9 @@ class CaseOptions:
     system: Annotated[str, Parameter(help="preset (ubl128, clos:1024), cluster .toml, HCCL .json")] = "ubl128"
     model: Annotated[str, Parameter(help="shape: benchmark, v3, v4-flash, v4-pro, v4.1-flash")] = "benchmark"
     ep: Annotated[str, Parameter(help="group sizes, separated by commas")] = "8"
-    tokens: Annotated[int | None, Parameter(help="tokens per rank; without: 16384, or a file's own")] = None
+    tokens: Annotated[
+        int | None, Whole, Parameter(help="tokens per rank; without: 16384, or a file's own")
+    ] = None
     stepped: Annotated[
         bool, Flag, Parameter(help="rank r sends r tokens fewer, as the published tests do")
     ] = False
@@ -33,11 +37,11 @@ class CaseOptions:
         "dispatch,combine"
     )
     dtype: Annotated[Literal["fp8", "bf16"], Parameter(help="of dispatch; combine is always bf16")] = "fp8"
-    hidden: Annotated[int | None, Parameter(help="elements of a token, instead of the model's")] = None
-    experts: Annotated[int | None, Parameter(help="physical experts, instead of the model's")] = None
-    topk: Annotated[int | None, Parameter(help="choices of a token, instead of the model's")] = None
+    hidden: Annotated[int | None, Whole, Parameter(help="elements of a token, instead of the model's")] = None
+    experts: Annotated[int | None, Whole, Parameter(help="physical experts, instead of the model's")] = None
+    topk: Annotated[int | None, Whole, Parameter(help="choices of a token, instead of the model's")] = None
     routing: Annotated[str, Parameter(help="uniform, zipf:1.1, lognormal:0.5, ..., or a file")] = "uniform"
-    seed: Annotated[int, Parameter(help="of sampled routing and of the flow hash")] = 0
+    seed: Annotated[int, Whole, Parameter(help="of sampled routing and of the flow hash")] = 0
     masked_ratio: Annotated[float, Parameter(help="chance that a choice is masked")] = 0.0
     policy: Annotated[
         Literal["spray", "flow-hash", "pinned"], Parameter(help="path choice: per packet, per flow, per peer")
@@ -56,6 +60,9 @@ class CaseOptions:
     software: Annotated[str | None, Parameter(help="profile name or .toml file")] = None
     settings: Annotated[
         list[str] | None, Parameter(name="--set", negative="", help="NAME=VALUE, replaces one profile number")
+    ] = None
+    npus: Annotated[
+        str | None, Parameter(help="card of each rank, as 0,8,16 or 0:128:16; without: rank r on card r")
     ] = None
     port_rate: Annotated[str | None, Parameter(help="rate of one port, for HCCL files")] = None
 
@@ -101,27 +108,32 @@ class CaseOptions:
             "num_experts": self.experts, "num_topk": self.topk, "routing": self.routing, "seed": self.seed,
             "masked_ratio": self.masked_ratio, "policy": self.policy, "with_slope": not self.no_slope,
             "hardware": self.hardware, "software": self.software, "settings": parse_settings(self.settings),
-            "port_rate": self.port_rate, "flow": FlowOptions(mode=self.mode, epsilon=self.epsilon),
+            "port_rate": self.port_rate,
+            "npus": None if self.npus is None else parse_cards("npus", self.npus),
+            "flow": FlowOptions(mode=self.mode, epsilon=self.epsilon),
             "events": EventOptions(grain=grain or Grain.parse(self.grain), **events),
         }  # fmt: skip
 
 
 def check_pictures(level: str, **paths: tuple[Path | None, tuple[str, ...]]) -> None:
-    """Refuse files of unknown kind before any work.
+    """Refuse files of unknown kind, or that cannot be written, before any work.
 
     Args:
       level: only events have a timeline.
       paths: option -> file and suffixes that it may have.
     """
     from epsim.errors import InputError
+    from epsim.files import check_outputs
 
-    for field, (path, suffixes) in paths.items():
+    for name, (path, suffixes) in paths.items():
         if path is None:
             continue
+        field = name.replace("_", "-")
         if level == "flow":
             raise InputError(field, str(path), "belongs to --level events")
         if path.suffix not in suffixes:
             raise InputError(field, str(path), f"must end in {' or '.join(suffixes)}")
+    check_outputs([path for path, _ in paths.values()])
 
 
 def check_one_trace(options: CaseOptions, **paths: Path | None) -> None:
@@ -133,7 +145,8 @@ def check_one_trace(options: CaseOptions, **paths: Path | None) -> None:
     """
     from epsim.errors import InputError
 
-    for field, path in paths.items():
+    for name, path in paths.items():
+        field = name.replace("_", "-")
         if path is not None and len(options.sizes) * len(options.operations) != 1:
             rule = "a timeline shows one run; name one group size and one operation"
             raise InputError(field, str(path), rule)

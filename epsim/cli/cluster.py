@@ -4,14 +4,16 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from epsim.cli.wholes import Whole
+
 Flag = Parameter(negative="")
 
 
 def cluster(
     *,
     system: Annotated[str, Parameter(help="preset (clos:262144), cluster .toml or HCCL .json")] = "clos:1024",
-    ep: Annotated[int, Parameter(help="ranks of a group")] = 128,
-    groups: Annotated[int | None, Parameter(help="how many; without: as many as fit")] = None,
+    ep: Annotated[int, Whole, Parameter(help="ranks of a group")] = 128,
+    groups: Annotated[int | None, Whole, Parameter(help="how many; without: as many as fit")] = None,
     placement: Annotated[
         Literal["packed", "spread", "random"],
         Parameter(help="fill supernodes, neighbours in different ones, or drawn by seed"),
@@ -19,9 +21,9 @@ def cluster(
     policy: Annotated[Literal["spray", "flow-hash"], Parameter(help="path choice")] = "spray",
     op: Annotated[Literal["dispatch", "combine"], Parameter(help="what all groups do at once")] = "dispatch",
     model: Annotated[str, Parameter(help="shape: benchmark, v3, v4-flash, v4-pro, v4.1-flash")] = "benchmark",
-    tokens: Annotated[int, Parameter(help="tokens per rank")] = 16_384,
+    tokens: Annotated[int, Whole, Parameter(help="tokens per rank")] = 16_384,
     routing: Annotated[str, Parameter(help="uniform, zipf:1.1, ..., or a file")] = "uniform",
-    seed: Annotated[int, Parameter(help="of routing, placement and hash")] = 0,
+    seed: Annotated[int, Whole, Parameter(help="of routing, placement and hash")] = 0,
     all_to_all: Annotated[
         str | None,
         Parameter(help="instead of groups: every card sends so much to every other one, as 7KiB"),

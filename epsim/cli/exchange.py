@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from epsim.cli.routing import GroupOptions, JsonFlag, RoutingText, print_json
+from epsim.cli.wholes import Whole
 
 if TYPE_CHECKING:
     from epsim.exchange.case import ExchangeCase, Imported
@@ -37,7 +38,7 @@ def export(
     op: Annotated[Literal["dispatch", "combine"], Parameter(help="which way rows travel")] = "dispatch",
     dtype: Annotated[Literal["fp8", "bf16"], Parameter(help="of dispatch; combine is always bf16")] = "fp8",
     policy: PolicyOption = "spray",
-    path_seed: Annotated[int, Parameter(help="of flow-hash")] = 0,
+    path_seed: Annotated[int, Whole, Parameter(help="of flow-hash")] = 0,
     group: Annotated[GroupOptions | None, Parameter(help="group")] = None,
 ) -> None:
     """Write one dispatch or combine for another simulator; rank r sits on card r.
@@ -47,8 +48,9 @@ def export(
     """
     import msgspec
 
-    from epsim.exchange.folder import RECORD_FILE, files_for, record_of, write_folder
+    from epsim.exchange.folder import RECORD_FILE, check_folder, files_for, record_of, write_folder
 
+    check_folder(folder)
     case = _case(folder, system, routing, op, dtype, group or GroupOptions())
     files = dict(files_for(case, to, policy=policy, seed=path_seed))
     record = record_of(case, simulator=to, system=system, policy=policy, seed=path_seed)
@@ -74,20 +76,30 @@ def import_results(
     - `epsim exchange import case/`
     - `epsim exchange import case/ htsim.log --transport "RoCE, ECMP"`
 
-    Our times are those of the lines alone: no headers, latency or software.
+    Our times are those of the lines alone: no headers or software, and latency only in the events.
     """
-    from epsim.exchange.compare import compare, our_makespans
+    from epsim.errors import InputError
+    from epsim.exchange.compare import EVENTS, compare, events_makespan, our_makespans
     from epsim.exchange.folder import read_record
     from epsim.platform.systems import load_system
 
     record = read_record(folder)
     case = record.case(load_system(record.system).topology)
     imported = _imported(folder, results, record, case, transport)
-    rows = compare(our_makespans(case, record.policy, seed=record.seed), imported)
+    ours = our_makespans(case, record.policy, seed=record.seed)
+    missing = ""
+    try:
+        if (time_ps := events_makespan(case, record.policy, seed=record.seed)) is not None:
+            ours[EVENTS] = time_ps
+    except InputError as error:
+        missing = f"no events: {error}"
+    rows = compare(ours, imported)
     if json:
         print_json(rows)
         return
     print(_table(case.name, rows))
+    if missing:
+        print(missing)
     if record.simulator == "chakra":
         print("the traces send and receive the bytes of the case; they have no times")
 

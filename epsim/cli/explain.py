@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from epsim.cli.routing import DtypeOption, GroupOptions, JsonFlag, LayoutOptions, RoutingText, print_json
+from epsim.cli.wholes import Whole
 
 Flag = Parameter(negative="")
 PARTNERS = {
@@ -18,10 +19,10 @@ PARTNERS = {
 def explain(
     *,
     routing: RoutingText,
-    rank: Annotated[int | None, Parameter(help="home rank of the token")] = None,
-    token: Annotated[int | None, Parameter(help="the token's number there")] = None,
-    row: Annotated[int | None, Parameter(help="or a row that dispatch delivered")] = None,
-    at_rank: Annotated[int | None, Parameter(help="the rank that has the row")] = None,
+    rank: Annotated[int | None, Whole, Parameter(help="home rank of the token")] = None,
+    token: Annotated[int | None, Whole, Parameter(help="the token's number there")] = None,
+    row: Annotated[int | None, Whole, Parameter(help="or a row that dispatch delivered")] = None,
+    at_rank: Annotated[int | None, Whole, Parameter(help="the rank that has the row")] = None,
     received: Annotated[
         bool, Flag, Parameter(help="the row is one of the received stream, before expansion")
     ] = False,

@@ -5,15 +5,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from epsim.cli.routing import DtypeOption, GroupOptions, JsonFlag, RoutingText, print_json
+from epsim.cli.wholes import Whole
 
 
 def inspect(
     *,
     routing: RoutingText,
-    expert_limit: Annotated[int | None, Parameter(help="choices that an expert would take")] = None,
-    rank_limit: Annotated[int | None, Parameter(help="received rows that a rank would take")] = None,
+    expert_limit: Annotated[int | None, Whole, Parameter(help="choices that an expert would take")] = None,
+    rank_limit: Annotated[int | None, Whole, Parameter(help="received rows that a rank would take")] = None,
     dtype: DtypeOption = None,
-    aivs: Annotated[int | None, Parameter(help="vector cores of the kernels, else 64")] = None,
+    aivs: Annotated[int | None, Whole, Parameter(help="vector cores of the kernels, else 64")] = None,
     group: Annotated[GroupOptions | None, Parameter(help="group")] = None,
     json: JsonFlag = False,
 ) -> None:

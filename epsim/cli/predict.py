@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from epsim.cli.wholes import Whole, parse_cards
+
 if TYPE_CHECKING:
     from epsim.prediction import Predictions
     from epsim.report.prediction import Published
@@ -20,7 +22,9 @@ def predict(
     ] = "ubl128",
     model: Annotated[str, Parameter(help="shape: benchmark, v3, v4-flash, v4-pro, v4.1-flash")] = "benchmark",
     ep: Annotated[str, Parameter(help="group sizes, separated by commas")] = "8,16,32,64,128",
-    tokens: Annotated[int | None, Parameter(help="tokens per rank; without: 16384, or a file's own")] = None,
+    tokens: Annotated[
+        int | None, Whole, Parameter(help="tokens per rank; without: 16384, or a file's own")
+    ] = None,
     stepped: Annotated[
         bool, Flag, Parameter(help="rank r sends r tokens fewer, as the published tests do")
     ] = False,
@@ -28,10 +32,12 @@ def predict(
         str, Parameter(help="dispatch, cached-dispatch, combine, separated by commas")
     ] = "dispatch,combine",
     dtype: Annotated[Literal["fp8", "bf16"], Parameter(help="of dispatch; combine is always bf16")] = "fp8",
-    hidden: Annotated[int | None, Parameter(help="elements of a token, instead of the model's")] = None,
-    experts: Annotated[int | None, Parameter(help="physical experts, instead of the model's")] = None,
-    topk: Annotated[int | None, Parameter(help="choices of a token, instead of the model's")] = None,
-    alignment: Annotated[int, Parameter(help="rows that an expert's block is padded to")] = 128,
+    hidden: Annotated[
+        int | None, Whole, Parameter(help="elements of a token, instead of the model's")
+    ] = None,
+    experts: Annotated[int | None, Whole, Parameter(help="physical experts, instead of the model's")] = None,
+    topk: Annotated[int | None, Whole, Parameter(help="choices of a token, instead of the model's")] = None,
+    alignment: Annotated[int, Whole, Parameter(help="rows that an expert's block is padded to")] = 128,
     routing: Annotated[
         str,
         Parameter(
@@ -40,7 +46,7 @@ def predict(
             "folder with one per rank; or loads per expert (.npy, .csv, .json, .toml)"
         ),
     ] = "uniform",
-    seed: Annotated[int, Parameter(help="of sampled routing")] = 0,
+    seed: Annotated[int, Whole, Parameter(help="of sampled routing")] = 0,
     draws: Annotated[
         str | None, Parameter(help="sampled routings to average, or auto; without: exact")
     ] = None,
@@ -49,7 +55,7 @@ def predict(
         Literal["dedup", "flat"], Parameter(help="how tokens cross the scale-out network")
     ] = "dedup",
     ranks_per_supernode: Annotated[
-        int | None, Parameter(help="spread the group over more supernodes")
+        int | None, Whole, Parameter(help="spread the group over more supernodes")
     ] = None,
     hardware: Annotated[str | None, Parameter(help="profile name or .toml file")] = None,
     software: Annotated[str | None, Parameter(help="profile name or .toml file")] = None,
@@ -69,6 +75,9 @@ def predict(
     port_rate: Annotated[
         str | None, Parameter(help="rate of one port, as 400Gbps (HCCL files have none)")
     ] = None,
+    npus: Annotated[
+        str | None, Parameter(help="card of each rank, as 0,8,16 or 0:128:16; without: rank r on card r")
+    ] = None,
     compare: Annotated[bool, Flag, Parameter(help="print published ranges beside")] = False,
     json: Annotated[bool, Flag, Parameter(help="print JSON for programs")] = False,
     csv: Annotated[Path | None, Parameter(help="write one line per prediction to this file")] = None,
@@ -86,11 +95,13 @@ def predict(
     - `epsim predict --ep 8 --hardware 950pr --set hbm_efficiency=0.9 --json`
     """
     from epsim.errors import InputError
+    from epsim.files import check_outputs, write_files
     from epsim.predict import predict as library_predict
 
     plot_format = _plot_suffix(plot)
     if compare and json:
         raise InputError("compare", "with --json", "is a table for people; epsim validate --json has both")
+    check_outputs((save_workload, csv, plot))
     result = library_predict(
         system,
         model=model,
@@ -115,6 +126,7 @@ def predict(
         num_buffer_bytes=_size(buffer_bytes),
         workload=_workload(workload),
         port_rate=port_rate,
+        npus=None if npus is None else parse_cards("npus", npus),
     )
     published = _published(result) if compare else None
     files: list[tuple[Path, bytes | str]] = []
@@ -124,10 +136,7 @@ def predict(
         files.append((csv, result.to_csv()))
     if plot is not None:
         files.append((plot, _picture(result, plot_format, published)))
-    if files:
-        from epsim.files import write_files
-
-        write_files(files)
+    write_files(files)
     if json:
         print(result.to_json())
         return

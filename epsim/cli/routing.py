@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from epsim.cli.wholes import Whole
+
 if TYPE_CHECKING:
     from epsim.capture import CaptureOptions
     from epsim.inputs.routed import Routed
@@ -28,20 +30,20 @@ DtypeOption = Annotated[
 class GroupOptions:
     """The group, as far as the routing does not tell it."""
 
-    ep: Annotated[int | None, Parameter(help="ranks; a file knows them, else 8")] = None
+    ep: Annotated[int | None, Whole, Parameter(help="ranks; a file knows them, else 8")] = None
     experts: Annotated[
-        int | None, Parameter(help="experts; a dump knows them, needed with other files, else 256")
+        int | None, Whole, Parameter(help="experts; a dump knows them, needed with other files, else 256")
     ] = None
-    topk: Annotated[int | None, Parameter(help="choices of a token; a file knows them, else 6")] = None
+    topk: Annotated[int | None, Whole, Parameter(help="choices of a token; a file knows them, else 6")] = None
     tokens: Annotated[str | None, Parameter(help="of a law: per rank, one number or 4,3; else 16")] = None
-    seed: Annotated[int, Parameter(help="of a law")] = 0
+    seed: Annotated[int, Whole, Parameter(help="of a law")] = 0
     masked_ratio: Annotated[float, Parameter(help="of a law: chance that a choice is masked")] = 0.0
-    hidden: Annotated[int | None, Parameter(help="elements of a token, else 7168")] = None
-    alignment: Annotated[int | None, Parameter(help="rows that an expert's block is padded to, else 128")] = (
-        None
-    )
+    hidden: Annotated[int | None, Whole, Parameter(help="elements of a token, else 7168")] = None
+    alignment: Annotated[
+        int | None, Whole, Parameter(help="rows that an expert's block is padded to, else 128")
+    ] = None
     capacity: Annotated[
-        int | None, Parameter(help="most tokens that a rank may send; else as many as one does")
+        int | None, Whole, Parameter(help="most tokens that a rank may send; else as many as one does")
     ] = None
 
     def load(self, routing: str) -> "Routed":
@@ -77,10 +79,10 @@ class LayoutOptions:
     no_expand: Annotated[
         bool, Parameter(negative="", help="one row per token and rank (NVIDIA editions)")
     ] = False
-    aivs: Annotated[int | None, Parameter(help="vector cores that send, else 64")] = None
-    scaleup: Annotated[int | None, Parameter(help="ranks of a scale-up domain: hybrid (NVIDIA editions)")] = (
-        None
-    )
+    aivs: Annotated[int | None, Whole, Parameter(help="vector cores that send, else 64")] = None
+    scaleup: Annotated[
+        int | None, Whole, Parameter(help="ranks of a scale-up domain: hybrid (NVIDIA editions)")
+    ] = None
     order: Annotated[
         Literal["one_rounding", "rank_reduced", "rank_then_domain"] | None,
         Parameter(help="of combine's sum; else that of the libraries"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from epsim.cli.progress import progress
+from epsim.cli.wholes import Whole
 
 if TYPE_CHECKING:
     from epsim.sweep import Plan, Sweep, Table
@@ -33,12 +34,12 @@ def sweep(
         list[str] | None, Parameter(name="--zip", negative="", help="A+B, axes that walk together")
     ] = None,
     target: Annotated[str | None, Parameter(help="what is evaluated; without: predict")] = None,
-    sample: Annotated[int | None, Parameter(help="draw so many points of the grid")] = None,
-    seed: Annotated[int | None, Parameter(help="of the draw; without: 0")] = None,
+    sample: Annotated[int | None, Whole, Parameter(help="draw so many points of the grid")] = None,
+    seed: Annotated[int | None, Whole, Parameter(help="of the draw; without: 0")] = None,
     engine: Annotated[
         Literal["local", "ray"], Parameter(help="processes here, or Ray (needs epsim[cluster])")
     ] = "local",
-    jobs: Annotated[int | None, Parameter(help="processes; without: one per core")] = None,
+    jobs: Annotated[int | None, Whole, Parameter(help="processes; without: one per core")] = None,
     address: Annotated[
         str | None, Parameter(help="of a running Ray cluster, as auto; without: one here for this sweep")
     ] = None,
@@ -73,13 +74,17 @@ def sweep(
     Points that cannot be (16 experts on 32 ranks) are rows with status refused. Exit code 1 when all are, or
     when epsim fails on a point. docs/sweep.md has a worked example.
     """
+    from epsim.files import check_outputs
     from epsim.report.sweep import sweep_json, sweep_text
     from epsim.sweep import make_plan, run_sweep
     from epsim.sweep.engines import SweepError
+    from epsim.sweep.runner import check_output
 
     points = make_plan(_asked(plan, grid, together, target, sample, seed))
     objectives = _objectives(points, objective)
     pictures = _pictures(objectives, plot_pareto, plot_sensitivity)
+    check_output(out)
+    check_outputs([out, plot_pareto, plot_sensitivity])
     # Ray reads this one when it starts; nothing of a user's run is reported anywhere.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from epsim.cli.wholes import Whole
+
 if TYPE_CHECKING:
     from epsim.platform.systems import System
     from topology.summary import LayerSummary
@@ -43,7 +45,7 @@ class HcclOptions:
 
 SystemArgument = Annotated[str, Parameter(help="preset, cluster file (.toml) or HCCL file (.json)")]
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="print JSON for programs")]
-Limit = Annotated[int, Parameter(help="findings to print per rule")]
+Limit = Annotated[int, Whole, Parameter(help="findings to print per rule")]
 DrawTarget = Annotated[Path, Parameter(help="file to write, ends in .svg or .dot")]
 Hccl = Annotated[HcclOptions | None, Parameter(help="HCCL files")]
 
@@ -147,11 +149,14 @@ def convert(
     - `epsim topo convert ubl128 ranktable.json --topo-out topo.json`
     - `epsim topo convert rank_table.json lab.toml --topo-file topo.json --port-rate 400Gbps`
     """
+    from epsim.files import check_outputs
+
     target = to or _format_of(out)
     if topo_out is not None and target != "ranktable":
         from epsim.errors import InputError
 
         raise InputError("topo-out", str(topo_out), "goes with a rank table only")
+    check_outputs([out, topo_out])
     texts = _converted(_load(system, hccl), target, out, topo_out)
     _write(texts, json)
 
@@ -166,11 +171,13 @@ def draw(system: SystemArgument, /, *, out: DrawTarget, hccl: Hccl = None, json:
     - `epsim topo draw clos:8192 --out pod.dot`
     """
     from epsim.errors import InputError
+    from epsim.files import check_outputs
     from topology.draw import to_dot, to_svg
 
     writers: dict[str, Callable[[Any], str]] = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot}
     if out.suffix.lower() not in writers:
         raise InputError("out", str(out), "must end in .svg or .dot")
+    check_outputs([out])
     _write([(out, writers[out.suffix.lower()](_load(system, hccl).topology))], json)
 
 

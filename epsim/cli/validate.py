@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from epsim.cli.wholes import Whole
+
 if TYPE_CHECKING:
     from epsim.calibration.measured import Measurement
 
@@ -19,7 +21,7 @@ def validate(
     draws: Annotated[
         str | None, Parameter(help="sampled routings to average, or auto; without: exact")
     ] = None,
-    seed: Annotated[int, Parameter(help="of sampled routing")] = 0,
+    seed: Annotated[int, Whole, Parameter(help="of sampled routing")] = 0,
     software: Annotated[
         str | None, Parameter(help="profile name or .toml file, instead of each row's own")
     ] = None,
@@ -45,10 +47,11 @@ def validate(
     a system of epsim (`ubl128`, `lab.toml`).
     """
     from epsim.cli.predict import parse_draws, parse_settings
-    from epsim.files import write_atomically
+    from epsim.files import check_outputs, write_atomically
     from epsim.report.measured import records_csv, validation_records, validation_text
     from epsim.validate import validate as library_validate
 
+    check_outputs([csv])
     rows = load_rows(measurements)
     result = library_validate(
         rows, draws=parse_draws(draws), seed=seed, software=software, settings=parse_settings(settings)

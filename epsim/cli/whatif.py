@@ -71,6 +71,7 @@ def _check(
     options: CaseOptions, fault: list[str] | None, each: str | None, trace: Path | None, plot: Path | None
 ) -> None:
     from epsim.errors import InputError
+    from epsim.files import check_outputs
 
     options.check()
     if (fault is None) == (each is None):
@@ -81,6 +82,7 @@ def _check(
             raise InputError(name, str(path), "belongs to --fault")
     check_pictures(options.level, trace=(trace, (".json", ".html")))
     check_pictures("events", plot=(plot, (".png", ".svg")))
+    check_outputs((trace, plot))
     check_one_trace(options, trace=trace)
 
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from epsim.cli.wholes import Whole
+
 if TYPE_CHECKING:
     from epsim.schedule.workloads import Value
 
@@ -17,13 +19,13 @@ def workload(
     system: Annotated[
         str, Parameter(help="preset (ubl128, clos:1024), cluster .toml, HCCL .json")
     ] = "ubl128",
-    ranks: Annotated[int, Parameter(help="cards that take part")] = 8,
+    ranks: Annotated[int, Whole, Parameter(help="cards that take part")] = 8,
     values: Annotated[
         list[str] | None,
         Parameter(name="--with", negative="", help="NAME=VALUE, a parameter of the workload, as size=1GiB"),
     ] = None,
     policy: Annotated[Literal["spray", "flow-hash", "pinned"], Parameter(help="path choice")] = "spray",
-    seed: Annotated[int, Parameter(help="of the flow hash")] = 0,
+    seed: Annotated[int, Whole, Parameter(help="of the flow hash")] = 0,
     chunk: Annotated[
         str | None, Parameter(help="bytes that an engine takes at once, as 256KiB; without: chosen")
     ] = None,
@@ -53,6 +55,7 @@ def workload(
     if trace is not None and trace.suffix not in (".json", ".html"):
         raise InputError("trace", str(trace), "must end in .json or .html")
     from epsim.cli.predict import parse_settings
+    from epsim.files import check_outputs, write_files
     from epsim.platform.machine import make_machine
     from epsim.platform.platform import make_platform
     from epsim.schedule.transfers import whole
@@ -60,6 +63,7 @@ def workload(
     from epsim.sim.transfers import TransferOptions, run_transfers
     from topology.units import parse_size
 
+    check_outputs([trace])
     platform = make_platform(system, settings=parse_settings(settings))
     machine = make_machine(platform, ranks, "none")
     transfers = make_workload(name, ranks, _values(values))
@@ -71,7 +75,6 @@ def workload(
     run = run_transfers(machine, transfers, options)
     if trace is not None and run.trace is not None:
         from epsim.cli.timeline import timeline
-        from epsim.files import write_files
 
         write_files([(trace, timeline(run.trace, trace))])
     if json:

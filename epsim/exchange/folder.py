@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
@@ -130,6 +131,27 @@ def files_for(
     raise InputError("simulator", simulator, f"must be one of {', '.join(SIMULATORS)}")
 
 
+def check_folder(folder: str | Path) -> None:
+    """Refuse a folder that exists or cannot be made, before any work.
+
+    Raises:
+      InputError: it exists, or the folder that it goes into is missing or not writable.
+    """
+    target = Path(folder)
+    try:
+        is_there = target.is_symlink() or target.exists()
+        parent = target.parent.stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError("output folder", str(folder), f"cannot be written: {reason}") from error
+    if is_there:
+        raise InputError("output folder", str(folder), "exists already; name a new one")
+    if not stat.S_ISDIR(parent.st_mode) or not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InputError(
+            "output folder", str(folder), f"cannot be written: {target.parent} takes no new folder"
+        )
+
+
 def write_folder(folder: str | Path, files: Mapping[str, str | bytes]) -> None:
     """Make a new folder with files, or nothing.
 
@@ -138,9 +160,8 @@ def write_folder(folder: str | Path, files: Mapping[str, str | bytes]) -> None:
     Raises:
       InputError: the folder exists or cannot be made.
     """
+    check_folder(folder)
     target = Path(folder)
-    if target.is_symlink() or target.exists():
-        raise InputError("output folder", str(folder), "exists already; name a new one")
     beside = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}.tmp")
     try:
         beside.mkdir()

@@ -16,7 +16,7 @@ from epsim.faults.kinds import Fault
 from epsim.platform.machine import Machine
 from epsim.platform.platform import Platform
 from epsim.platform.profile import Hardware
-from topology import Source, Topology, with_link_rate, without_links
+from topology import Router, Source, Topology, with_link_rate, without_links
 from topology.routes import layer_order
 
 if TYPE_CHECKING:
@@ -126,17 +126,17 @@ def faulty_events(
     )
 
 
-def places(fault: Fault, topology: Topology, num_ranks: int) -> list[Fault]:
+def places(fault: Fault, topology: Topology, npus: Links) -> list[Fault]:
     """List a fault at every place of its kind that a group can have.
 
     Args:
       fault: without a place.
       topology: the graph.
-      num_ranks: R; rank r sits on card r, and cables are those of the group's cards.
+      npus: [R] int64, the card of each rank; cables are those of these cards.
     """
     planes = topology.planes(layer_order(topology)[0])
     if fault.form.example.split(":")[1].startswith("npu"):
-        wheres = [f"npu{npu}/plane{plane}" for npu in range(num_ranks) for plane in planes]
+        wheres = [f"npu{npu}/plane{plane}" for npu in npus.tolist() for plane in planes]
         wheres = [where for where in wheres if len(_card_links(topology, where))]
     elif fault.kind == "plane-lost":
         wheres = [str(plane) for plane in planes]
@@ -144,8 +144,44 @@ def places(fault: Fault, topology: Topology, num_ranks: int) -> list[Fault]:
         used = np.unique(np.concatenate([topology.link_src, topology.link_dst]))
         wheres = [topology.vertex_name(int(vertex)) for vertex in used if vertex >= topology.num_npus]
     else:
-        wheres = [str(rank) for rank in range(num_ranks)]
+        wheres = [str(rank) for rank in range(len(npus))]
     return [replace(fault, where=where) for where in wheres]
+
+
+def is_on_a_path(fault: Fault, topology: Topology, npus: Links) -> bool:
+    """Tell whether a fault can touch what the ranks of a group send each other.
+
+    Args:
+      fault: any; those of ranks always can.
+      topology: the healthy graph.
+      npus: [R] int64, the card of each rank.
+
+    Raises:
+      InputError: the fault names what the graph does not have.
+    """
+    links = _links_of(fault, topology)
+    if links is None:
+        return True
+    preferred = links[topology.link_netlayer[links] == layer_order(topology)[0]]
+    ends = np.concatenate([topology.link_src[preferred], topology.link_dst[preferred]])
+    if len(npus) > 1 and np.isin(ends, npus).any():
+        return True
+    # Trunks and other netlayers: only the routes tell. Sprayed ones are all that any policy chooses from.
+    src, dst = np.nonzero(~np.eye(len(npus), dtype=bool))
+    routes = Router(topology, npus).find(npus[src], npus[dst])
+    return bool(np.isin(links, routes.link_idx).any())
+
+
+def _links_of(fault: Fault, topology: Topology) -> Links | None:
+    """Return the links that a fault is about; None = it is about a rank, or about all."""
+    if fault.kind == "plane-lost":
+        return plane_links(topology, fault)
+    if fault.kind == "switch-slow":
+        return switch_links(topology, fault)
+    if fault.kind in (*GRAPH_FAULTS, "lossy"):
+        cables = fault.where.split("<->")
+        return np.concatenate([cable_links(topology, fault, where) for where in cables])
+    return None
 
 
 def plane_links(topology: Topology, fault: Fault) -> Links:
@@ -218,6 +254,8 @@ def _slowed(topology: Topology, links: Links, fault: Fault) -> Topology:
 def _swapped(topology: Topology, fault: Fault) -> Topology:
     """Swap the switch ends of two cables; netlayer, plane and card port stay those of the cards' ports."""
     one, other = (cable_links(topology, fault, where) for where in fault.where.split("<->"))
+    if len(np.intersect1d(one, other)):
+        raise InputError("fault", str(fault), "must name two different cables")
     changed = {
         name: getattr(topology, name).copy()
         for name in ("link_src", "link_dst", "link_src_port", "link_dst_port")

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from epsim.faults.applied import cable_links
+from epsim.faults.applied import cable_links, is_on_a_path
 from epsim.faults.kinds import Fault
 from epsim.platform.machine import LINK_RETRY_PS
 from topology import Policy, Topology
@@ -25,12 +26,15 @@ class Arithmetic:
     rate_left: float | None = None
 
 
-def arithmetic(fault: Fault, topology: Topology, policy: str | Policy, packet_bytes: float) -> Arithmetic:
+def arithmetic(
+    fault: Fault, topology: Topology, npus: npt.NDArray[np.int64], policy: str | Policy, packet_bytes: float
+) -> Arithmetic:
     """Say what a fault can cost.
 
     Args:
       fault: one, on its own.
       topology: the healthy graph.
+      npus: [R] int64, the card of each rank.
       policy: path choice; only sprayed bytes go over all planes in equal parts.
       packet_bytes: payload of a packet, which a lossy link loses.
     """
@@ -44,6 +48,8 @@ def arithmetic(fault: Fault, topology: Topology, policy: str | Policy, packet_by
     if fault.kind == "jitter":
         text = "the mean stays; no service takes longer than the jitter says"
         return Arithmetic(text=text, rate_left=1 / (1 + fault.amount))
+    if not is_on_a_path(fault, topology, npus):
+        return Arithmetic(text="no rank of the group sends over it, so nothing changes", rate_left=1.0)
     if fault.kind == "miscabled":
         return Arithmetic(text="routes are found anew; the findings say what no longer fits")
     if policy != "spray":

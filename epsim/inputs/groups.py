@@ -21,6 +21,7 @@ from epsim.inputs.counting import (
 from epsim.model.answer import Case
 from epsim.model.closedform import Operation
 from epsim.model.options import TokenCounts
+from epsim.platform.machine import checked_npus
 from epsim.platform.network import Network
 from epsim.platform.platform import Platform
 from epsim.platform.presets import model_shape
@@ -29,6 +30,7 @@ from reference.memory.sizes import Dtype
 from reference.routing.generate import stepped_token_counts
 from reference.routing.manifest import Workload, workload_of_routing
 from reference.topk import TopK
+from topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,54 @@ def pod_size_of(network: Network, size: int, ranks_per_supernode: int | None) ->
         rule = f"needs {pods} supernodes, and {network.name} has {network.num_npus // network.scaleup_domain}"
         raise InputError("ranks per supernode", domain, rule)
     return domain
+
+
+def place(
+    network: Network, sizes: Sequence[int], npus: Sequence[int] | npt.NDArray[np.int64] | None
+) -> tuple[npt.NDArray[np.int64] | None, int | None]:
+    """Put the only group on given cards.
+
+    Args:
+      network: with a graph.
+      sizes: group sizes.
+      npus: [R] the card of each rank; None = rank r sits on card r, in as many groups as there are.
+
+    Returns:
+      [R] int64 cards, and ranks of a scale-up domain, None when one holds the whole group; both None
+      without `npus`.
+
+    Raises:
+      InputError: there are several groups, no graph, or cards that cannot be; or the domains do not hold
+        consecutive ranks, as many each (the last one may hold fewer).
+    """
+    if npus is None:
+        return None, None
+    if len(sizes) != 1:
+        raise InputError(
+            "npus", f"{len(npus)} cards", f"goes with one group size, and there are {len(sizes)}"
+        )
+    if network.topology is None:
+        raise InputError(
+            "npus", f"{len(npus)} cards", f"{network.name} is a profile without cards to choose from"
+        )
+    cards = checked_npus(network.topology, sizes[0], npus)
+    return cards, _pod_size_of_cards(network, network.topology, cards)
+
+
+def _pod_size_of_cards(network: Network, topology: Topology, npus: npt.NDArray[np.int64]) -> int | None:
+    domain = (topology.npu_server if network.is_mesh else topology.npu_supernode)[npus]
+    if (domain == domain[0]).all():
+        return None
+    starts = np.flatnonzero(np.concatenate([[True], domain[1:] != domain[:-1]]))
+    sizes = np.diff(np.append(starts, len(npus)))
+    is_even = (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]
+    if not is_even or len(np.unique(domain)) < len(starts):
+        rule = "must put consecutive ranks into a supernode, as many into each"
+        raise InputError("npus", f"{len(npus)} cards", rule)
+    if not network.scaleout_bytes_per_s:
+        rule = f"must be of one scale-up domain: {network.name} has no scale-out network"
+        raise InputError("npus", f"{len(npus)} cards", rule)
+    return int(sizes[0])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from statistics import mode
 
 import numpy as np
+import numpy.typing as npt
 
 from epsim.errors import InputError
 from epsim.inputs.counting import Counted
@@ -22,7 +23,7 @@ from reference.memory.sizes import Dtype, ascend_buffer_bytes, element_bytes, ro
 Run = tuple[RankLoads, Terms]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """One operation of one group on one platform.
 
@@ -34,6 +35,7 @@ class Case:
       pod_size: ranks of a scale-up domain, None = one holds the group.
       two_layer: how tokens cross the scale-out network.
       num_buffer_bytes: size of an existing buffer to check; None = a new one.
+      npus: [R] int64, the card of each rank; None = rank r sits on card r.
     """
 
     platform: Platform
@@ -43,6 +45,7 @@ class Case:
     pod_size: int | None
     two_layer: TwoLayer
     num_buffer_bytes: int | None = None
+    npus: npt.NDArray[np.int64] | None = None
 
     @property
     def row(self) -> OperationBytes:
@@ -82,7 +85,7 @@ class Case:
             matrix = np.asarray(counts.entries if self.is_per_expert else counts.rows, dtype=np.float64)
             # Combine sends the rows back.
             matrix = (matrix.T if self.operation == "combine" else matrix) * row.wire
-            link_s = busiest_link_s(platform.network, matrix)
+            link_s = busiest_link_s(platform.network, matrix, self.npus)
         terms = evaluate(
             self.operation, loads, row, platform.network, platform.hardware, platform.software, link_s
         )

@@ -5,9 +5,10 @@ A link's payload rate is its nominal rate x the payload share of its packets x t
 `closedform`. L links, R ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from epsim.platform.platform import Platform
 from topology import NETLAYER_SCALEOUT, Source, Topology
 
 Floats = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.integer[Any]]
 LINK_RETRY_PS = 1_500_000
 LINK_RETRY_SOURCE = Source(
     "secondary", "go-back-N resends a link round trip, 1-2 us in a third-party RTL: network.md 1.2 and 5"
@@ -78,7 +81,7 @@ class Machine:
 
 
 def make_machine(
-    platform: Platform, num_ranks: int, slope: SoftwareSlope, npus: npt.NDArray[np.int64] | None = None
+    platform: Platform, num_ranks: int, slope: SoftwareSlope, npus: Sequence[int] | IntArray | None = None
 ) -> Machine:
     """Read the rates off a platform.
 
@@ -89,7 +92,8 @@ def make_machine(
       npus: [R] the card of each rank; rank r sits on card r when absent.
 
     Raises:
-      InputError: the system is a profile without a graph, or has too few cards, or no rank is asked for.
+      InputError: the system is a profile without a graph, or has too few cards, or no rank is asked for; or
+        cards are not one per rank, repeat, or are not there.
     """
     topology, hardware, software = platform.network.topology, platform.hardware, platform.software
     if topology is None:
@@ -98,6 +102,7 @@ def make_machine(
         raise InputError(
             "ranks", num_ranks, f"must lie between 1 and the {topology.num_npus:,} cards of {topology.name}"
         )
+    cards = np.arange(num_ranks, dtype=np.int64) if npus is None else checked_npus(topology, num_ranks, npus)
     share = np.full(256, payload_share(hardware))
     share[NETLAYER_SCALEOUT] = payload_share(hardware, SCALEOUT_FORM)
     rate = topology.link_bytes_per_s() * share[topology.link_netlayer] * software.wire_efficiency.value
@@ -105,12 +110,37 @@ def make_machine(
     rate = np.where(topology.link_netlayer == NETLAYER_SCALEOUT, rate, rate / loss)
     return Machine(
         topology=topology,
-        npus=np.arange(num_ranks, dtype=np.int64) if npus is None else np.asarray(npus, np.int64),
+        npus=cards,
         link_bytes_per_s=np.asarray(rate, np.float64),
         memory_bytes_per_s=hardware.hbm_rate.value * software.hbm_efficiency.value,
         card_speed=np.ones(num_ranks),
         start_ps=np.zeros(num_ranks, np.int64),
     )
+
+
+def checked_npus(topology: Topology, num_ranks: int, npus: Sequence[int] | IntArray) -> Int64:
+    """Return [R] int64, the card of each rank.
+
+    Args:
+      topology: the graph.
+      num_ranks: R.
+      npus: [R] cards.
+
+    Raises:
+      InputError: not one card per rank, a card twice, or one that is not there.
+    """
+    cards = np.asarray(npus)
+    if cards.shape != (num_ranks,) or not np.issubdtype(cards.dtype, np.integer):
+        rule = f"must be whole numbers, one for each of {num_ranks} ranks"
+        raise InputError("npus", f"{cards.size} cards", rule)
+    outside = cards[(cards < 0) | (cards >= topology.num_npus)]
+    if len(outside):
+        rule = f"{topology.name} has cards 0 to {topology.num_npus - 1:,}"
+        raise InputError("npus", int(outside[0]), rule)
+    values, counts = np.unique(cards, return_counts=True)
+    if counts.max(initial=0) > 1:
+        raise InputError("npus", int(values[counts > 1][0]), "must not repeat: one rank per card")
+    return cards.astype(np.int64)
 
 
 def slope_of(operation: Operation) -> SoftwareSlope:

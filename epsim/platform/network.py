@@ -98,21 +98,25 @@ def network_of_topology(topology: Topology, notes: tuple[str, ...] = ()) -> Netw
     )
 
 
-def busiest_link_s(network: Network, bytes_matrix: npt.NDArray[np.float64]) -> float:
+def busiest_link_s(
+    network: Network, bytes_matrix: npt.NDArray[np.float64], npus: npt.NDArray[np.int64] | None = None
+) -> float:
     """Return how long the busiest link of the graph needs at its nominal rate, in seconds.
 
     It sees what rates per card cannot: the one link of a pair in a mesh, a lost plane, a thin trunk.
 
     Args:
       network: without a graph the answer is 0.
-      bytes_matrix: [R, R] bytes by source and destination rank; rank r sits on card r.
+      bytes_matrix: [R, R] bytes by source and destination rank.
+      npus: [R] int64, the card of each rank; rank r sits on card r when absent.
 
     Raises:
       TopologyError: a pair that exchanges bytes is not connected.
     """
     if network.topology is None:
         return 0.0
-    return link_bound(network.topology, np.rint(bytes_matrix).astype(np.int64)).time_ps / PS_PER_SECOND
+    bound = link_bound(network.topology, np.rint(bytes_matrix).astype(np.int64), npus=npus)
+    return bound.time_ps / PS_PER_SECOND
 
 
 def _worst_tier(layer: LayerSummary) -> float:

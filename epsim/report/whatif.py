@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 5
 MOST_LINES = 20
+HELD_US = 0.1
+"""What the tables print as something."""
 
 
 def changes_text(changes: Sequence[Change]) -> str:
@@ -172,8 +174,22 @@ def _notes(changes: Sequence[Change]) -> list[str]:
         term = change.explained_by
         lines.append(f"{name}: most of it is {term}" if term else f"{name}: nothing changes")
         lines.append(f"{name}: held up by {change.before.binding} before, by {change.after.binding} after")
+    lines += [line for change in changes if (line := _held(change))]
     lines.append("by arithmetic: the healthy time over the part of the rate that is left, plus delays")
     return lines
+
+
+def _held(change: Change) -> str:
+    """Say what waiting for room adds, which a fluid has not; empty when it is below the table's digits."""
+    later = change.held_change_us
+    rank = int(later.argmax())
+    if later[rank] < HELD_US:
+        return ""
+    return (
+        f"{change.after.operation} EP{change.after.ep_size}: the engine of rank {rank} waits "
+        f"{later[rank]:,.1f} us more for room, as ranks out of step meet at one receiver; flow level and "
+        "arithmetic have no queues, so they may say less"
+    )
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:

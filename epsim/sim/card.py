@@ -121,6 +121,9 @@ class Card:
       costs: what else the engine costs.
       jitter: of the service of a chunk; None = none.
       trace: gets a span per chunk and per memory job; None = no trace.
+
+    Attributes:
+      held_ps: how long a chunk was ready and had no room behind its ports or in the window.
     """
 
     def __init__(
@@ -151,6 +154,8 @@ class Card:
         self.engine_busy_ps = 0
         self.active: deque[Jetty] = deque()
         self.is_busy = False
+        self.held_ps = 0
+        self.held_since_ps = -1
         self.num_chunks = 0
         self.costs = costs
         self.contexts: Contexts | None = None
@@ -202,9 +207,11 @@ class Card:
         chunk = jetty.queue[0]
         lanes = self._lanes(chunk)
         # A window that is all free takes any chunk, or a large one could never go.
-        if self.window < chunk.num_bytes and self.window != self.window_bytes:
-            return
-        if chunk.flow.sprays and not all(self.fabric.can_take(lane.path[0], size) for lane, size in lanes):
+        may_go = self.window >= chunk.num_bytes or self.window == self.window_bytes
+        if may_go and chunk.flow.sprays:
+            may_go = all(self.fabric.can_take(lane.path[0], size) for lane, size in lanes)
+        self._note_hold(may_go)
+        if not may_go:
             return
         self.active.popleft()
         jetty.queue.popleft()
@@ -213,6 +220,15 @@ class Card:
         else:
             jetty.is_listed = False
         self._serve(chunk, lanes)
+
+    def _note_hold(self, may_go: bool) -> None:
+        """Add up the time in which the engine had a chunk and no room for it."""
+        now = self.clock.now_ps
+        if not may_go and self.held_since_ps < 0:
+            self.held_since_ps = now
+        elif may_go and self.held_since_ps >= 0:
+            self.held_ps += now - self.held_since_ps
+            self.held_since_ps = -1
 
     def _lanes(self, chunk: Chunk) -> list[tuple[Lane, int]]:
         """Cut a chunk over the lanes of its flow; the last one takes what does not divide."""

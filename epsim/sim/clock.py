@@ -26,6 +26,8 @@ class StuckError(RuntimeError):
 
 
 MAX_NAMED = 20
+TICK_EVENTS = 16_384
+"""Events between two reports of progress: some hundredths of a second."""
 
 
 class Clock:
@@ -77,8 +79,13 @@ class Clock:
         """Ask `reporter` for blocked transfers when the run is stuck."""
         self._reporters.append(reporter)
 
-    def run(self, goal: simpy.Event, name: str) -> int:
+    def run(self, goal: simpy.Event, name: str, on_tick: Callable[[], None] | None = None) -> int:
         """Run until the goal and return its time.
+
+        Args:
+          goal: an event.
+          name: of the goal, for the error.
+          on_tick: called after every `TICK_EVENTS` events; must not change anything.
 
         Raises:
           StuckError: no event is left and the goal has not come.
@@ -86,7 +93,12 @@ class Clock:
         step = self.env.step
         try:
             while not goal.processed:
-                step()
+                for _ in range(TICK_EVENTS):
+                    step()
+                    if goal.processed:
+                        break
+                if on_tick is not None:
+                    on_tick()
         except simpy.core.EmptySchedule:
             raise StuckError(name, self.now_ps, self.blocked()) from None
         return self.now_ps

@@ -1,7 +1,8 @@
 """One operation, from launch to exit barrier, as discrete events."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +92,7 @@ class EventRun:
       port_bytes_per_s: [P] float64.
       engine_busy_ps: [R] int64.
       memory_busy_ps: [R] int64.
+      held_ps: [R] int64, how long an engine had work and no room for it.
       trace: the timeline; None when it was not asked for.
     """
 
@@ -110,6 +112,7 @@ class EventRun:
     port_bytes_per_s: npt.NDArray[np.float64]
     engine_busy_ps: npt.NDArray[np.int64]
     memory_busy_ps: npt.NDArray[np.int64]
+    held_ps: npt.NDArray[np.int64]
     trace: Trace | None
 
 
@@ -121,6 +124,7 @@ def run_operation(
     row: OperationBytes,
     packet_bytes: int,
     options: EventOptions,
+    on_progress: Callable[[int, int], Any] | None = None,
 ) -> EventRun:
     """Simulate one dispatch, cached dispatch or combine.
 
@@ -132,6 +136,7 @@ def run_operation(
       row: bytes per row.
       packet_bytes: payload of a packet.
       options: see `EventOptions`.
+      on_progress: called now and then with (bytes delivered, all bytes).
 
     Raises:
       StuckError: the run cannot end; it says who waits for what.
@@ -158,7 +163,8 @@ def run_operation(
     )  # fmt: skip
     _warm(stage, pairs, work.num_aivs, cut)
     main = _Operation(stage, software, operation, work, row, cut, options)
-    end = main.run()
+    total = int(rows[tuple(pairs.T)].sum()) * row.wire
+    end = main.run(None if on_progress is None else lambda: on_progress(sum(stage.received), total))
     return EventRun(
         time_ps=end,
         first_ring_ps=np.array(stage.first_ring_ps, np.int64),
@@ -176,6 +182,7 @@ def run_operation(
         port_bytes_per_s=np.array([1e12 / port.ps_per_byte for port in stage.lanes.ports]),
         engine_busy_ps=np.array([card.engine_busy_ps for card in stage.cards], np.int64),
         memory_busy_ps=np.array([card.memory_busy_ps for card in stage.cards], np.int64),
+        held_ps=np.array([card.held_ps for card in stage.cards], np.int64),
         trace=None if trace is None else _trace(trace, stage, operation, options, end),
     )
 
@@ -237,13 +244,13 @@ class _Operation:
                 rotates_by_aiv=options.rotates_by_aiv, rings_early=options.rings_early,
             )  # fmt: skip
 
-    def run(self) -> int:
+    def run(self, on_tick: Callable[[], None] | None) -> int:
         """Run to the end of the exit barrier, or to the last doorbell, and return that time."""
         clock = self.stage.clock
         for rank in range(self.stage.machine.num_ranks):
             if rank not in self.options.dead_ranks:
                 clock.start(self._rank(rank))
-        end = clock.run(self.exit.over, "the exit barrier")
+        end = clock.run(self.exit.over, "the exit barrier", on_tick)
         return end if self.options.exit_barrier == "exit" else max(self.stage.last_ring_ps)
 
     def _rank(self, rank: int) -> Process:

@@ -46,7 +46,7 @@ PARAMETERS: Mapping[str, Any] = {
     "expert_alignment": int, "expert_map": ExpertMap, "routing": str, "seed": int,
     "draws": int | Literal["auto"], "masked_ratio": float, "ranks_per_supernode": int,
     "two_layer": TwoLayer, "hardware": str, "software": str, "num_buffer_bytes": int | str,
-    "workload": str, "port_rate": str,
+    "workload": str, "port_rate": str, "npus": tuple[int, ...],
 }  # fmt: skip
 """Type of one value of each keyword of `epsim.predict`; `settings` are `set.NAME`."""
 
@@ -55,7 +55,7 @@ FILES = ("system", "routing", "hardware", "software", "workload")
 
 BY_WORKLOAD = frozenset(PARAMETERS) - {
     "system", "operations", "draws", "ranks_per_supernode", "two_layer", "hardware", "software",
-    "num_buffer_bytes", "workload", "port_rate",
+    "num_buffer_bytes", "workload", "port_rate", "npus",
 }  # fmt: skip
 """What a manifest says itself, so that it cannot be given beside one."""
 
@@ -123,6 +123,7 @@ SIMULATION_PARAMETERS: Mapping[str, Any] = {
     **{name: PARAMETERS[name] for name in (
         "system", "model", "ep", "tokens", "token_counts", "operations", "dtype", "hidden", "num_experts",
         "num_topk", "routing", "seed", "masked_ratio", "hardware", "software", "workload", "port_rate",
+        "npus",
     )},
     "level": Level, "policy": Policy, "with_slope": bool, "grain": str, "mode": Literal["exact", "bounded"],
     "fault": str,

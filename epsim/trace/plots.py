@@ -55,38 +55,54 @@ def gantt_plot(trace: Trace, suffix: str, *, groups: tuple[str, ...] | None = No
     return _bytes(figure, suffix)
 
 
-def links_plot(trace: Trace, suffix: str) -> bytes:
+def links_plot(trace: Trace, suffix: str, *, labels: tuple[str, ...] | None = None) -> bytes:
     """Draw the utilisation of each link over time.
 
     Args:
       trace: with the load of its links.
       suffix: png or svg.
+      labels: links to show, as in `trace.links.labels`; None = all.
 
     Returns:
       the file; equal traces give equal bytes.
 
     Raises:
-      InputError: the trace has no load of links, more than MOST_ROWS of them, or another suffix.
+      InputError: the trace has no load of links, a label is unknown, none or more than MOST_ROWS of them
+        are left, or another suffix.
       ImportError: matplotlib is not installed.
     """
     links = trace.links
     if links is None:
         raise InputError("links", None, "must be known to draw them")
-    if len(links.labels) > MOST_ROWS:
-        raise InputError(
-            "links", len(links.labels), f"must be at most {MOST_ROWS} to be readable; see the HTML page"
-        )
-    figure = _figure(1.9 + 0.2 * len(links.labels), suffix)
+    shown = links.labels if labels is None else labels
+    for label in shown:
+        if label not in links.labels:
+            raise InputError("links", label, "must be a link of the trace")
+    if not 0 < len(shown) <= MOST_ROWS:
+        rule = f"must be 1..{MOST_ROWS} to be readable; see the HTML page"
+        raise InputError("links", len(shown), rule)
+    used = links.utilisation[[links.labels.index(label) for label in shown]]
+    figure = _figure(1.9 + 0.2 * len(shown), suffix)
     axes = figure.subplots()
     size, unit = _unit(int(links.edges_ps[-1]))
-    rows = np.arange(len(links.labels) + 1) - 0.5
+    rows = np.arange(len(shown) + 1) - 0.5
     edges = links.edges_ps / size
-    mesh = axes.pcolormesh(edges, rows, links.utilisation, cmap="cividis", vmin=0, vmax=1, rasterized=True)
-    axes.set_yticks(range(len(links.labels)), links.labels, fontsize=7)
-    axes.set_ylim(len(links.labels) - 0.5, -0.5)
+    mesh = axes.pcolormesh(edges, rows, used, cmap="cividis", vmin=0, vmax=1, rasterized=True)
+    axes.set_yticks(range(len(shown)), shown, fontsize=7)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
     _finish(figure, axes, trace, f"time, {unit}", float(edges[-1]))
     figure.colorbar(mesh, ax=axes, label="share of capacity", pad=0.01)
     return _bytes(figure, suffix)
+
+
+def readable_links(trace: Trace) -> tuple[str, ...]:
+    """Return the links that fit one picture, in their order: the fullest ones over the whole time."""
+    links = trace.links
+    if links is None:
+        return ()
+    share = links.carried_bytes.sum(axis=1) / links.capacity_bytes_per_s
+    fullest = np.sort(np.argsort(-share, kind="stable")[:MOST_ROWS])
+    return tuple(links.labels[idx] for idx in fullest.tolist())
 
 
 def readable_groups(trace: Trace) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from epsim.cli.exchange import app
 from epsim.errors import InputError
 from epsim.exchange import folder as folders
 from epsim.exchange.case import Imported
-from epsim.exchange.compare import BOUND, FLOW, compare, our_makespans
+from epsim.exchange.compare import BOUND, EVENTS, FLOW, compare, events_makespan, our_makespans
 from epsim.exchange.folder import RECORD_FILE, read_record, record_of, write_folder
-from tests.epsim.exchanged import htsim_log, small_case, task_statistics
-from topology import ubl128
+from epsim.sim.transfers import LEAST_CHUNK_BYTES
+from tests.epsim.exchanged import htsim_log, small_case, task_statistics, two_cards
+from topology import Router, ubl128
 
 SMALL = ("--ep", "4", "--tokens", "8", "--experts", "16", "--topk", "2")
 
@@ -40,10 +41,12 @@ def test_an_ns3ub_case_goes_out_and_its_results_come_back(tmp_path, capsys):
     run("import", case, "--json")
     rows = json.loads(capsys.readouterr().out)
     assert [(row["simulator"], row["model"]) for row in rows] == [
-        ("epsim", BOUND), ("epsim", FLOW), ("ns-3-UB", "URMA write, spray"),
+        ("epsim", BOUND), ("epsim", FLOW), ("epsim", EVENTS), ("ns-3-UB", "URMA write, spray"),
     ]  # fmt: skip
     assert rows[1]["gap"] == 0.0
-    assert rows[2]["gap"] == rows[2]["makespan_ps"] / rows[1]["makespan_ps"] - 1
+    for row in rows:
+        assert row["gap"] == row["makespan_ps"] / rows[1]["makespan_ps"] - 1
+    assert rows[2]["makespan_ps"] > rows[0]["makespan_ps"]
 
 
 def test_an_htsim_case_goes_out_and_its_log_comes_back(tmp_path, capsys):
@@ -101,7 +104,27 @@ def test_a_result_below_the_busiest_link_is_another_case():
 
 
 def test_a_case_with_phases_has_the_bound_alone():
-    assert list(our_makespans(small_case(phase=np.arange(16).reshape(4, 4)))) == [BOUND]
+    case = small_case(phase=np.arange(16).reshape(4, 4))
+    assert list(our_makespans(case)) == [BOUND]
+    assert events_makespan(case) is None
+
+
+@pytest.mark.parametrize("policy", ["spray", "flow-hash"])
+def test_events_of_a_case_are_the_line_and_its_latency(policy):
+    """One transfer alone: what its bytes need, the latency, and the engine's time for the first chunk."""
+    case = two_cards(bytes_matrix=np.array([[0, 0], [8 << 20, 0]]))
+    late = events_makespan(case, policy) - our_makespans(case, policy)[BOUND]
+    router = Router(case.topology, case.npus)
+    latency = int(router.find(case.npus[[1]], case.npus[[0]], policy).latency_ps(case.topology)[0])
+    egress = case.topology.link_bytes_per_s()[case.topology.links_of(1)].sum()
+    served_ps = -(-LEAST_CHUNK_BYTES * 10**12 // int(egress))
+    rounded_ps = 2 * (8 << 20) // LEAST_CHUNK_BYTES
+    assert latency <= late <= latency + served_ps + rounded_ps
+
+
+def test_a_late_start_is_seen_by_the_events():
+    late = np.array([0, 10**9])
+    assert events_makespan(two_cards(start_ps=late)) == events_makespan(two_cards()) + 10**9
 
 
 def test_the_record_gives_the_case_back_and_sees_that_the_system_changed():

@@ -12,14 +12,14 @@ def time_us(grain, operation, **arguments):
     [item] = simulate(
         level="events", operations=(operation,), events=EventOptions(grain=Grain.parse(grain)), **arguments
     )
-    return item.time_us, item.num_sqes
+    return item.time_us, item.num_descriptors_per_chunk
 
 
 @pytest.mark.parametrize("operation", ["dispatch", "combine"])
 @pytest.mark.parametrize("ep", [8, 32])
 def test_halving_the_chunk_changes_less_than_one_per_cent(ep, operation):
-    coarse, num_sqes = time_us("chunk", operation, ep=ep)
-    fine, _ = time_us(f"chunk:{max(1, num_sqes // 2)}", operation, ep=ep)
+    coarse, size = time_us("chunk", operation, ep=ep)
+    fine, _ = time_us(f"chunk:{max(1, size // 2)}", operation, ep=ep)
     assert abs(fine / coarse - 1) < 0.01
 
 
