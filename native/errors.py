@@ -52,6 +52,7 @@ class TwinViolation(RuntimeError):
 
     Args of the report, which become attributes:
       rule: name of the rule, as "data_race".
+      text: what that rule asks for, one sentence.
       message: what happened, one sentence.
       file, line: in the kernel's source.
       rank, aiv, lane: where on the machine; -1 where it means nothing.
@@ -63,6 +64,7 @@ class TwinViolation(RuntimeError):
         """Take over what the twin reports."""
         self.report = dict(report)
         self.rule: str = report["rule"]
+        self.text: str = report["text"]
         self.message: str = report["message"]
         self.file: str = report["file"]
         self.line: int = report["line"]
@@ -72,7 +74,9 @@ class TwinViolation(RuntimeError):
         self.pipe: str = report["pipe"]
         self.others: tuple[Mapping[str, Any], ...] = tuple(report["others"])
         places = [f"  {other['what']} ({_place(other)})" for other in self.others]
-        super().__init__("\n".join([f"{self.rule}: {self.message} ({_place(report)})", *places]))
+        super().__init__(
+            "\n".join([f"{self.rule}: {self.message} ({_place(report)})", *places, f"  {self.text}"])
+        )
 
 
 def _place(site: Mapping[str, Any]) -> str:

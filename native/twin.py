@@ -75,8 +75,8 @@ class Twin:
           NativeEnvironmentError: it cannot be loaded, or lacks a function.
         """
         try:
-            library = ctypes.CDLL(str(path))
-            self._functions = {name: getattr(library, f"epsim_{name}") for name in _SIGNATURES}
+            self._library = ctypes.CDLL(str(path))
+            self._functions = {name: getattr(self._library, f"epsim_{name}") for name in _SIGNATURES}
         except (OSError, AttributeError) as error:
             raise NativeEnvironmentError(f"the twin cannot be loaded: {error}") from error
         for name, (restype, argtypes) in _SIGNATURES.items():
