@@ -49,4 +49,19 @@ ClockRef raised(const ClockRef& clock, AgentId agent, std::uint32_t value);
 // `clock` that also covers one thread of an agent up to its stamp.
 ClockRef with_extra(const ClockRef& clock, const Stamp& stamp);
 
+// Who may rely on a store: everybody (a word in GM) or this core alone (a word in UB).
+enum Scope : std::uint8_t { kScopeGm, kScopeCore, kNumScopes };
+
+// What one thread or pipe knows: `known` is finished before its next access; `visible` is the part of it that is
+// fenced, per scope, and therefore passed on by a store or atomic to a sync word.
+struct Knowledge {
+  ClockRef known;
+  ClockRef visible[kNumScopes];
+};
+
+Knowledge nothing_known();
+Knowledge join(const Knowledge& a, const Knowledge& b);
+// `knowledge`, after `agent` finished everything up to `value` in a way that all can see (a pipe's copies).
+Knowledge completed(const Knowledge& knowledge, AgentId agent, std::uint32_t value);
+
 }  // namespace epsim::twin
