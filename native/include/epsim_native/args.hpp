@@ -1,13 +1,13 @@
 // Arguments of the EP kernels: one struct in GM per launch, written by the host before it.
 //
-// The config is at the head; on the device it is compiled in and the head is not read. All addresses are of GM, 0 where
-// an optional tensor is absent. Shapes: n own tokens, K top-k, H hidden, P scale packs, N received records, X expanded
-// rows, R ranks, L local experts, C AIVs.
+// The config is at the head; on the device it is compiled in and the head is not read. All addresses are of
+// GM, 0 where an optional tensor is absent. Shapes: n own tokens, K top-k, H hidden, P scale packs, N
+// received records, X expanded rows, R ranks, L local experts, C AIVs.
 #pragma once
 
 #include <cstdint>
 
-#include "epsim_native/config.hpp"
+#include <epsim_native/config.hpp>
 
 namespace epsim {
 

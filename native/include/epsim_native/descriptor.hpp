@@ -1,8 +1,8 @@
 // URMA work requests and the tables around them, bit for bit. Shared by kernels, twin and host.
 //
-// A send queue (SQ) is a ring of 32,768 blocks (WQEBB) of 64 bytes. A request (SQE) has a header of six 8-byte words,
-// then one 16-byte gather element (SGE) per local piece. All words are little-endian.
-// Facts: deepep-ascend.md sections 3.5, 3.6, 4.1; ascend.md section 7.1. Python's twin of this file:
+// A send queue (SQ) is a ring of 32,768 blocks (WQEBB) of 64 bytes. A request (SQE) has a header of six
+// 8-byte words, then one 16-byte gather element (SGE) per local piece. All words are little-endian. Facts:
+// deepep-ascend.md sections 3.5, 3.6, 4.1; ascend.md section 7.1. Python's twin of this file:
 // reference/memory/descriptor.py; tests/native/test_layout_header.py keeps the two equal.
 #pragma once
 
@@ -18,7 +18,8 @@ inline constexpr uint32_t kSqStartStep = 4;  // a kernel's requests start at a m
 inline constexpr uint32_t kHeaderWords = 6;
 inline constexpr uint32_t kSgeWords = 2;
 inline constexpr uint32_t kDispatchWqebbs = 4;
-inline constexpr uint32_t kDispatchRecords = 6;  // 12 gather elements, a payload and a metadata piece per record
+inline constexpr uint32_t kDispatchRecords =
+    6;  // 12 gather elements, a payload and a metadata piece per record
 inline constexpr uint32_t kCombineWqebbs = 2;
 inline constexpr uint64_t kMaxWriteBytes = uint64_t{1} << 28;
 
@@ -26,9 +27,9 @@ inline constexpr uint32_t kOpcodeWrite = 0x3;
 inline constexpr uint32_t kOpcodeNop = 0x11;
 
 inline constexpr uint32_t kOrderNone = 0;
-inline constexpr uint32_t kOrderRelaxed = 1;  // any order among themselves
+inline constexpr uint32_t kOrderRelaxed = 1;   // any order among themselves
 inline constexpr uint32_t kOrderAfterAll = 2;  // of the NOP that closes a combine
-inline constexpr uint32_t kOrderStrong = 5;   // with the fence: after all that came before
+inline constexpr uint32_t kOrderStrong = 5;    // with the fence: after all that came before
 
 struct BitField {
   uint32_t low;
@@ -71,26 +72,28 @@ constexpr uint64_t get(BitField field, uint64_t word) {
 }
 
 // 1 on even laps of the ring, 0 on odd ones: a block is new when its bit differs from the lap before.
-constexpr uint32_t owner_bit(uint32_t head) { return (head & kSqDepth) == 0 ? 1 : 0; }
+constexpr uint32_t owner_bit(uint32_t head, uint32_t sq_depth = kSqDepth) {
+  return (head & sq_depth) == 0 ? 1 : 0;
+}
 
 // A CQE is new when its owner bit differs from the parity of the lap in which the tail is.
 constexpr bool is_new_cqe(uint32_t first_word, uint32_t tail, uint32_t cq_depth) {
   return get(kCqeOwner, first_word) != ((tail / cq_depth) & 1);
 }
 
-constexpr uint64_t block_flags(uint32_t head, uint32_t opcode) {
-  return put(kWqebbIdx, head) | put(kOwner, owner_bit(head)) | put(kOpcode, opcode);
+constexpr uint64_t block_flags(uint32_t head, uint32_t opcode, uint32_t sq_depth) {
+  return put(kWqebbIdx, head) | put(kOwner, owner_bit(head, sq_depth)) | put(kOpcode, opcode);
 }
 
-constexpr uint64_t write_flags(uint32_t head, bool is_last) {
-  const uint64_t order = is_last ? put(kOrder, kOrderStrong) | put(kFence, 1) | put(kCompletion, 1)
-                                 : put(kOrder, kOrderRelaxed);
-  return block_flags(head, kOpcodeWrite) | order | put(kTokenEnable, 1) | put(kJettyType, 1);
+constexpr uint64_t write_flags(uint32_t head, bool is_last, uint32_t sq_depth = kSqDepth) {
+  const uint64_t order =
+      is_last ? put(kOrder, kOrderStrong) | put(kFence, 1) | put(kCompletion, 1) : put(kOrder, kOrderRelaxed);
+  return block_flags(head, kOpcodeWrite, sq_depth) | order | put(kTokenEnable, 1) | put(kJettyType, 1);
 }
 
-constexpr uint64_t nop_flags(uint32_t head, bool is_last) {
+constexpr uint64_t nop_flags(uint32_t head, bool is_last, uint32_t sq_depth = kSqDepth) {
   const uint64_t order = is_last ? put(kOrder, kOrderAfterAll) | put(kCompletion, 1) : 0;
-  return block_flags(head, kOpcodeNop) | order;
+  return block_flags(head, kOpcodeNop, sq_depth) | order;
 }
 
 // What a request must know of its target.
@@ -125,9 +128,11 @@ struct JettyInfo {
 static_assert(sizeof(JettyInfo) == 88);
 inline constexpr uint32_t kJettyInfoWords = sizeof(JettyInfo) / sizeof(uint64_t);
 
-// Device tables of a rank, both arrays of u64 addresses in GM, made by the host (or by the twin's init_jetties):
-//   jetty table  [J]    address of the JettyInfo that AIV a owns. Its packed head is the word at sq_head_address.
-//   peer table    address of the PeerInfo of peer q, at q for q < rank and q - 1 for q > rank.
+// Device tables of a rank, both arrays of u64 addresses in GM, made by the host (or by the twin's
+// init_jetties):
+//   jetty table  [J]    address of the JettyInfo that AIV a owns. Its packed head is the word at
+//   sq_head_address. peer table    address of the PeerInfo of peer q, at q for q < rank and q - 1 for q
+//   > rank.
 constexpr uint32_t peer_entry(uint32_t peer, uint32_t rank) { return peer < rank ? peer : peer - 1; }
 
 }  // namespace epsim::urma

@@ -1,8 +1,9 @@
-// Records, regions and the workspace of the symmetric window, byte for byte. Shared by kernels, twin and host.
+// Records, regions and the workspace of the symmetric window, byte for byte. Shared by kernels, twin and
+// host.
 //
 // R ranks, M token capacity of a rank, K top-k, P scale packs of 2 bytes, C vector cores (AIVs).
-// Facts: deepep-ascend.md sections 3.1 to 3.4. Python's twin of this file: reference/memory/{layout,workspace}.py;
-// tests/native/test_layout_header.py keeps the two equal.
+// Facts: deepep-ascend.md sections 3.1 to 3.4. Python's twin of this file:
+// reference/memory/{layout,workspace}.py; tests/native/test_layout_header.py keeps the two equal.
 #pragma once
 
 #include <cstddef>
@@ -29,17 +30,19 @@ constexpr T ceil_div(T value, T step) {
   return (value + step - 1) / step;
 }
 
-// --- the workspace ---------------------------------------------------------------------------------------------------
+// --- the workspace
+// ---------------------------------------------------------------------------------------------------
 
 // Offsets from the window base.
-inline constexpr uint64_t kPeerPtrs = 0;            // i64[256], peer window base + offset of this structure
-inline constexpr uint64_t kGridSyncCount = 2048;    // u32
-inline constexpr uint64_t kBarrierCounter = 2560;   // i64, barriers passed
-inline constexpr uint64_t kBarrierSignals = 2568;   // i32[2], arrival sums of the two phases
+inline constexpr uint64_t kPeerPtrs = 0;           // i64[256], peer window base + offset of this structure
+inline constexpr uint64_t kGridSyncCount = 2048;   // u32
+inline constexpr uint64_t kBarrierCounter = 2560;  // i64, barriers passed
+inline constexpr uint64_t kBarrierSignals = 2568;  // i32[2], arrival sums of the two phases
 // i32[2048][128]: one 512 B sector per expert, of which the first word is used
 inline constexpr uint64_t kLocalExpertHistogram = kSignalsBytes;
 // i32[2048], index = LOCAL expert
-inline constexpr uint64_t kRemoteExpertHistogram = kLocalExpertHistogram + uint64_t{4} * kMaxExperts * kSectorInts;
+inline constexpr uint64_t kRemoteExpertHistogram =
+    kLocalExpertHistogram + uint64_t{4} * kMaxExperts * kSectorInts;
 // i32[64][256]
 inline constexpr uint64_t kLocalRankHistogram = kRemoteExpertHistogram + uint64_t{4} * kMaxExperts;
 // i32[256], index = SOURCE rank
@@ -47,7 +50,8 @@ inline constexpr uint64_t kRemoteRankHistogram = kLocalRankHistogram + uint64_t{
 // i32[256 + 2048], used in the host's copy alone: rank words, then expert words
 inline constexpr uint64_t kHostRankExpertCount = kRemoteRankHistogram + uint64_t{4} * kMaxRanks;
 // i32[64 * 2048], rows packed with stride L
-inline constexpr uint64_t kEpilogueExpertCounter = kHostRankExpertCount + uint64_t{4} * (kMaxRanks + kMaxExperts);
+inline constexpr uint64_t kEpilogueExpertCounter =
+    kHostRankExpertCount + uint64_t{4} * (kMaxRanks + kMaxExperts);
 inline constexpr uint64_t kWorkspaceUsedBytes = kEpilogueExpertCounter + uint64_t{4} * kMaxAivs * kMaxExperts;
 static_assert(kWorkspaceUsedBytes == 1659904 && kWorkspaceUsedBytes <= kWorkspaceBytes);
 
@@ -60,7 +64,9 @@ constexpr uint64_t remote_expert_word(uint32_t local_expert) {
 constexpr uint64_t local_rank_word(uint32_t aiv, uint32_t dst_rank) {
   return kLocalRankHistogram + uint64_t{4} * (aiv * kMaxRanks + dst_rank);
 }
-constexpr uint64_t remote_rank_word(uint32_t src_rank) { return kRemoteRankHistogram + uint64_t{4} * src_rank; }
+constexpr uint64_t remote_rank_word(uint32_t src_rank) {
+  return kRemoteRankHistogram + uint64_t{4} * src_rank;
+}
 constexpr uint64_t host_rank_word(uint32_t src_rank) { return kHostRankExpertCount + uint64_t{4} * src_rank; }
 constexpr uint64_t host_expert_word(uint32_t local_expert) {
   return kHostRankExpertCount + uint64_t{4} * (kMaxRanks + local_expert);
@@ -69,7 +75,8 @@ constexpr uint64_t epilogue_counter_word(uint32_t aiv, uint32_t local_expert, ui
   return kEpilogueExpertCounter + uint64_t{4} * (aiv * num_local_experts + local_expert);
 }
 
-// A reduction word: arrivals in the high 8 bits, value in the low 24, so that one addition counts and sums at once.
+// A reduction word: arrivals in the high 8 bits, value in the low 24, so that one addition counts and sums at
+// once.
 inline constexpr uint32_t kArrivalShift = 24;
 inline constexpr uint32_t kMaxArrivals = 255;
 inline constexpr uint32_t kMaxValue = (uint32_t{1} << kArrivalShift) - 1;
@@ -78,15 +85,16 @@ constexpr uint32_t pack_word(uint32_t arrivals, uint32_t value) { return arrival
 constexpr uint32_t word_arrivals(uint32_t word) { return word >> kArrivalShift; }
 constexpr uint32_t word_value(uint32_t word) { return word & kMaxValue; }
 
-// --- records ---------------------------------------------------------------------------------------------------------
+// --- records
+// ---------------------------------------------------------------------------------------------------------
 
 // Where the fields of a dispatch record begin; all offsets from the record, whose payload comes first.
 struct DispatchRecord {
   uint32_t payload_bytes;
-  uint32_t scales;  // P packs
-  uint32_t ids;     // K i64, GLOBAL and unmasked; absent in a cached record
-  uint32_t weights; // K f32
-  uint32_t gid;     // i32; absent in a cached record
+  uint32_t scales;   // P packs
+  uint32_t ids;      // K i64, GLOBAL and unmasked; absent in a cached record
+  uint32_t weights;  // K f32
+  uint32_t gid;      // i32; absent in a cached record
   uint32_t bytes;
 
   // The metadata image is the record without its payload.
@@ -106,7 +114,8 @@ constexpr DispatchRecord dispatch_record(uint32_t payload_bytes, uint32_t num_sc
   return record;
 }
 
-constexpr uint64_t receive_offset(uint32_t src_rank, uint32_t slot, uint32_t num_max_tokens, uint32_t record_bytes) {
+constexpr uint64_t receive_offset(uint32_t src_rank, uint32_t slot, uint32_t num_max_tokens,
+                                  uint32_t record_bytes) {
   return (uint64_t{src_rank} * num_max_tokens + slot) * record_bytes;
 }
 
@@ -115,13 +124,14 @@ constexpr uint32_t combine_record_bytes(uint32_t hidden, uint32_t num_topk) {
   return 2 * hidden + align_up(4 * num_topk, kRecordAlignBytes);
 }
 
-// Groups of the combine region: the contributing rank when R < K, else the master position. A single reduction, where
-// every expanded row travels, has one group per position.
+// Groups of the combine region: the contributing rank when R < K, else the master position. A single
+// reduction, where every expanded row travels, has one group per position.
 constexpr bool groups_by_rank(uint32_t num_ranks, uint32_t num_topk, bool single_reduction) {
   return num_ranks < num_topk && !single_reduction;
 }
 
-constexpr uint64_t combine_offset(uint32_t group, uint32_t token, uint32_t num_max_tokens, uint32_t record_bytes) {
+constexpr uint64_t combine_offset(uint32_t group, uint32_t token, uint32_t num_max_tokens,
+                                  uint32_t record_bytes) {
   return (uint64_t{group} * num_max_tokens + token) * record_bytes;
 }
 
