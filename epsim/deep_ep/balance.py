@@ -141,7 +141,7 @@ def _agree(
         context.outstanding.check_idle(operation)
         pairs = _pairs(redundant, experts, dtypes)
         table = _table(mapping, context.num_ranks, pairs)
-    forms = [f"{own.dtype} {own[0].size} elements x {len(own)}" for _, own in pairs]
+    forms = [f"{own.dtype} {own.shape}" for _, own in pairs]
     digest = blake2b(table.tobytes(), digest_size=8).hexdigest()
     same = {"expert tensors": forms, "redundancy_mapping": f"{table.shape} digest {digest}"}
     context.exchange.agree(operation, same=same)
@@ -166,10 +166,9 @@ def _pairs(
     for number, (slots, own) in enumerate(pairs):
         if min(slots.ndim, own.ndim) < 2 or len(own) != len(pairs[0][1]) or not len(own):
             raise HostCheckError(f"expert tensor {number}", own.shape, "must be [experts, ...], as the first")
-        if slots.size * len(own) != own.size * len(slots):
-            raise HostCheckError(
-                f"redundant tensor {number}", slots.shape, f"a slot holds one of {own.shape}"
-            )
+        if slots.shape[1:] != own.shape[1:]:
+            rule = f"a slot holds one expert of {own.shape[1:]}"
+            raise HostCheckError(f"redundant tensor {number}", slots.shape, rule)
         if dtypes is not None and own.dtype not in dtypes:
             raise HostCheckError(f"expert tensor {number}", own.dtype, "must be float32 or bfloat16")
     return pairs

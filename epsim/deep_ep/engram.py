@@ -189,7 +189,8 @@ class EngramBuffer(BufferBase):
           num_sf_packs: P.
 
         Raises:
-          HostCheckError: as `get_storage_size_hint`, or the buffer is too small.
+          HostCheckError: as `get_storage_size_hint`, the buffer is too small, or so many layers that their
+            numbers take more than the 4 kB in which ranks compare them.
           RankMismatchError: a number differs between ranks.
         """
         self.check_alive("set_config")

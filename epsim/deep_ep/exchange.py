@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from epsim.deep_ep.arrays import tensor_of
-from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, reason_of
+from epsim.deep_ep.errors import HostCheckError, PeerLostError, PeerRefusedError, RankMismatchError, reason_of
 from epsim.deep_ep.meeting import DOING, group_of, meet, members_of
 from epsim.deep_ep.roll_call import RollCall
 
@@ -99,6 +99,7 @@ class Exchange:
 
         Raises:
           Exception: `error`, if one was given.
+          HostCheckError: `same` and `own` are too long to be shown; names the longest.
           RankMismatchError: the calls or a `same` argument differ; names both values and both ranks.
           PeerRefusedError: another rank gave an error.
           PeerLostError: a rank is gone or late.
@@ -107,7 +108,7 @@ class Exchange:
         self._doing = f"{operation} (call {self.num_calls})"
         header = _header(operation, same or {}, own or {}, error)
         if len(header) > HEADER_BYTES:
-            error = ValueError(f"the header of {operation} takes {len(header)} bytes, of {HEADER_BYTES}")
+            error = _too_long(operation, {**(same or {}), **(own or {})}, len(header))
             header = _header(operation, {}, {}, error)
         padded = np.frombuffer(header.ljust(HEADER_BYTES), dtype=np.uint8)
         try:
@@ -249,6 +250,14 @@ class Exchange:
         if not self._roll_call.is_done and self._channel is not None:
             self._hang_up()
         return self._roll_call.error(self._doing, error, peer)
+
+
+def _too_long(operation: str, shown: Mapping[str, Any], num_bytes: int) -> HostCheckError:
+    """Return the refusal of a call whose arguments the ranks cannot show each other."""
+    field, value = max(shown.items(), key=lambda item: len(str(item[1])))
+    found = f"a list of {len(value)}" if isinstance(value, list) else f"text of {len(str(value))}"
+    rule = f"must be shorter: with it {operation} shows {num_bytes} bytes to its peers, of {HEADER_BYTES}"
+    return HostCheckError(field, found, rule)
 
 
 def _header(

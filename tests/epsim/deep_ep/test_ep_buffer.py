@@ -316,3 +316,24 @@ def test_load_balancing_calls_move_weights_and_gradients_as_the_reference(num_ra
     told = run_ranks(balancing, num_ranks)
     assert len(set(told)) == 1
     assert told[0] > 0
+
+
+def unlike_shapes(rank, num_ranks):
+    """Give slots as many elements as an expert has in another shape; then experts that differ by rank."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2)
+    table = torch.full((num_ranks, 2), -1, dtype=torch.int32)
+    experts = torch.ones(3, 4, 8)
+    for call in (buffer.lb_prefetch_weights, buffer.lb_reduce_grads):
+        for shape in ((8, 4), (32,), (4, 8, 1)):
+            with pytest.raises(HostCheckError, match=r"a slot holds one expert of \(4, 8\)"):
+                call(torch.ones(2, *shape), experts, table)
+        own = (8, 4) if rank else (4, 8)
+        with pytest.raises(RankMismatchError, match=r"'float32 \(3, 4, 8\)'.* on rank 0 and .*\(3, 8, 4\)"):
+            call(torch.ones(2, *own), torch.ones(3, *own), table)
+        call(torch.ones(2, 4, 8), experts, table)
+    return True
+
+
+def test_load_balancing_calls_refuse_transposed_slots():
+    """Their bytes would fit, and mean something else."""
+    assert run_ranks(unlike_shapes, 2) == [True, True]

@@ -5,6 +5,10 @@ UNDEFINED = what upstream lets pass: a named error here. All ranks make the same
 Source: deepep-ascend.md section 1.10; deepep-v2.md section 7.
 """
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch", reason="the drop-in for deep_ep needs torch")
@@ -13,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
+from epsim.deep_ep import errors
 from epsim.deep_ep.errors import (
     HostCheckError,
     RefusedError,
@@ -323,6 +328,38 @@ JOBS = (constructor, front_end, native_dispatch, native_combine, nvidia, sized, 
 def test_every_refusal_has_its_kind_and_names_its_rule(job):
     """Field, value and rule; and the buffer goes on after it."""
     assert run_ranks(job, 2) == [True, True]
+
+
+def refusals_of_the_page():
+    """Return per table of docs/drop-in.md its rows: (arguments, name of the exception, sentence)."""
+    page = (Path(__file__).parents[3] / "docs" / "drop-in.md").read_text()
+    row = re.compile(r"^\| `(\w+=.*?)` \| `(\w+)` \| (.*) \|$", re.MULTILINE)
+    parts = page.split("| arguments | exception | sentence |")[1:]
+    tables = [row.findall(part.split("\n\n")[0]) for part in parts]
+    return [[(keywords(text), kind, says) for text, kind, says in table] for table in tables]
+
+
+def keywords(text):
+    call = ast.parse(f"f({text})", mode="eval").body
+    return {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+
+
+def as_written(rank, num_ranks):
+    """Make the calls of the page."""
+    constructors, dispatches = refusals_of_the_page()
+    for given, kind, says in constructors:
+        options = {"num_bytes": MIB2} | given
+        refuses(getattr(errors, kind), f"^{re.escape(says)}$", deep_ep.EPBuffer, dist.group.WORLD, **options)
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
+    good = {"x": rows(), "topk_idx": ids(), "num_experts": EXPERTS, "do_expand": True}
+    for given, kind, says in dispatches:
+        refuses(getattr(errors, kind), f"^{re.escape(says)}$", buffer.dispatch, **(good | given))
+    return len(constructors), len(dispatches)
+
+
+def test_the_page_says_what_is_refused_and_how():
+    """Every row of its tables, word by word."""
+    assert run_ranks(as_written, 2) == [(15, 6)] * 2
 
 
 def odd_group(rank, num_ranks):
