@@ -13,10 +13,12 @@ OURS = frozenset({"epsim", "reference", "topology", "native"})
 MAY_IMPORT = {
     "topology": ("topology",),
     "reference": ("reference",),
-    "native": ("native", "reference.config", "reference.handle"),
+    "native": ("native", "reference.config", "reference.handle", "reference.topk"),
     "epsim": ("epsim", "reference", "topology", "native"),
 }
-LATE_ONLY = frozenset({"matplotlib", "torch", "torch_npu", "ray", "numba", "pyarrow", "google", "selenium"})
+LATE_ONLY = frozenset(
+    {"matplotlib", "torch", "torch_npu", "ray", "numba", "pyarrow", "google", "selenium", "hypothesis"}
+)
 """Heavy or optional: imported inside the function that needs them, so that `import epsim` stays light."""
 NEVER = frozenset({"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
 """They run code that a file brings along."""

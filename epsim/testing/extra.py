@@ -15,5 +15,7 @@ def load_hypothesis() -> ModuleType:
         import hypothesis
         import hypothesis.strategies
     except ImportError:
-        raise MissingExtraError("conformance needs hypothesis: python -m pip install 'epsim[test]'") from None
+        raise MissingExtraError(
+            "conformance needs hypothesis: python -m pip install 'epsim[conform]'"
+        ) from None
     return hypothesis
