@@ -134,6 +134,18 @@ def test_a_publication_without_lock_is_taken_as_it_is(tmp_path):
     assert left_in(tmp_path) == ([NAME], [])
 
 
+def test_all_is_on_the_disk_before_the_entry_appears(tmp_path, monkeypatch):
+    """A crash of the machine right after the rename must find every byte, and the rename itself is synced."""
+    steps = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (steps.append(Path(f"/proc/self/fd/{fd}").readlink().name), fsync(fd))
+    )
+    monkeypatch.setattr(os, "rename", lambda old, new: (steps.append("rename"), rename(old, new)))
+    Cache((tmp_path,)).find_or_build(NAME, write_one)
+    assert steps == ["binary", COMMITTED, "entry", "rename", "cache"]
+
+
 def test_what_killed_builds_left_is_swept_and_what_goes_on_is_not(tmp_path):
     Cache((tmp_path,)).find_or_build(NAME, write_one)
     for name in ("k.00.dead", "other.11.dead", "other.22.alive"):

@@ -22,6 +22,12 @@ def test_a_field_cut_in_two_is_another_key(field, cut):
     assert digest_of([field[:cut]], [field[cut:]]) != digest_of([field[:cut], field[cut:]])
 
 
+@given(st.binary(max_size=6), st.integers(0, 6), st.integers(0, 6))
+def test_where_a_field_is_cut_is_in_the_key(field, left, right):
+    pairs = [[field[:cut], field[cut:]] for cut in (left, right)]
+    assert (digest_of(pairs[0]) == digest_of(pairs[1])) == (pairs[0] == pairs[1])
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

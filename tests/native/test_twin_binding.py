@@ -39,11 +39,12 @@ def test_arguments_arrive_in_their_places(twin):
         machine.alloc(0, 7, "args")
         machine.enqueue(1, "dispatch", 2**64 - 1, 8)
         machine.enqueue_wait_words(2, first, 3, 2**32 - 1, 2**31)
-        assert machine.stats() == {
-            "calls": [
-                "window 2 100 1", "args 0 7 0", f"dispatch 1 {2**64 - 1} 8", f"wait 2 512 3 {2**32 - 1} {2**31}"
-            ]
-        }  # fmt: skip
+        assert machine.stats()["calls"] == [
+            "window 2 100 1",
+            "args 0 7 0",
+            f"dispatch 1 {2**64 - 1} 8",
+            f"wait 2 512 3 {2**32 - 1} {2**31}",
+        ]
         machine.init_jetties()
         machine.run()
         assert machine.report() is None
