@@ -106,7 +106,7 @@ def host_toolchain(settings: JitSettings) -> Toolchain:
     # GCC's driver of the linker puts its own version and a command before or after that of the linker.
     linker = [line for line in told.splitlines() if not line.startswith(("collect2", "/"))][:1]
     described = re.findall(
-        r"^(?:Target: |.*\bversion |Selected GCC).*$", _version((found, "-v"), env), re.MULTILINE
+        r"^(?:Target: |.*\bversion \d|Selected GCC).*$", _version((found, "-v"), env), re.MULTILINE
     )
     return Toolchain(
         compiler=found,

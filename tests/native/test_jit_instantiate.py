@@ -1,11 +1,14 @@
 """Template parameters from Python reach the template as they are."""
 
 import ctypes
+import os
+import shutil
 
 import pytest
 
 from native.errors import CompileError, NativeInputError
 from native.instantiate import instantiate
+from native.toolchain import HOST_COMPILERS
 from tests.native.jitkit import jit, put
 
 HEADER = """
@@ -23,19 +26,22 @@ template <int n, bool flag> int typed() { return flag ? n : -n; }
 """
 
 
-def instance(tmp_path, template: str, values: dict[str, int | bool], restype: type) -> object:
+COMPILERS = [name for name in HOST_COMPILERS if shutil.which(name, path=os.defpath)]
+
+
+def instance(tmp_path, template: str, values: dict[str, int | bool], restype: type, cxx=None) -> object:
     """Compile an instance and call it."""
-    build = jit(tmp_path, put(tmp_path, {"kernels/h.hpp": HEADER}))
+    build = jit(tmp_path, put(tmp_path, {"kernels/h.hpp": HEADER}), cxx=cxx)
     library = ctypes.CDLL(str(build.kernel(instantiate("kernels/h.hpp", template, values), tag="h")))
     library.epsim_instance.restype = ctypes.c_void_p
     return ctypes.CFUNCTYPE(restype)(library.epsim_instance())()
 
 
-def test_every_value_arrives_with_its_type(tmp_path):
+@pytest.mark.parametrize("cxx", COMPILERS)
+def test_every_value_arrives_with_its_type(tmp_path, cxx):
     values = [True, False, 0, 1, -1, 2**31 - 1, -(2**31), 2**32, 2**63 - 1, -(2**63), 2**63, 2**64 - 1]
-    told = instance(
-        tmp_path, "k::all", {f"v{idx}": value for idx, value in enumerate(values)}, ctypes.c_char_p
-    )
+    named = {f"v{idx}": value for idx, value in enumerate(values)}
+    told = instance(tmp_path, "k::all", named, ctypes.c_char_p, cxx)
     kinds = ["bool" if isinstance(value, bool) else "int" for value in values]
     assert told.decode() == "".join(
         f"{kind} {int(value)};" for kind, value in zip(kinds, values, strict=True)
