@@ -1,0 +1,236 @@
+"""Runs the EP kernels on a twin: memory, arguments and streams of all ranks."""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from native.twin import Twin, TwinMachine
+from reference.config import EPConfig
+from reference.memory.layout import combine_record, dispatch_record, metadata_image
+from reference.memory.sizes import ascend_scale_packs, element_bytes
+from reference.memory.workspace import WORKSPACE_BYTES, workspace_field
+from reference.placement import worst_case_rows
+from reference.topk import TopK
+
+UB_BYTES = 221184
+SQ_DEPTH = 1024
+
+
+class _Member(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("offset", ctypes.c_uint32), ("num_bytes", ctypes.c_uint32))
+
+
+def argument_types(twin: Twin) -> dict[str, np.dtype]:
+    """Return a dtype per argument struct, from the table that the library exports."""
+    table = twin._library.epsim_layout_members
+    table.restype = ctypes.POINTER(_Member)
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    sizes = {}
+    for row in table():
+        if row.name is None:
+            break
+        struct, _, name = row.name.decode().partition(".")
+        if not name:
+            sizes[struct] = row.num_bytes
+        else:
+            found.setdefault(struct, []).append((name, row.offset, row.num_bytes))
+    made = {}
+    for struct, members in found.items():
+        members += found["RuntimeConfig"] if struct.endswith("Args") else []
+        made[struct] = np.dtype(
+            {
+                "names": [name for name, _, _ in members],
+                "formats": ["<u4" if n == 4 else ("<u8", n // 8) if n > 8 else "<u8" for _, _, n in members],
+                "offsets": [offset for _, offset, _ in members],
+                "itemsize": sizes[struct],
+            }
+        )
+    return made
+
+
+@dataclass(kw_only=True)
+class Case:
+    """One call sequence: fresh dispatch, and what may follow."""
+
+    config: EPConfig
+    topk: TopK
+    num_aivs: int
+    dtype: str = "bf16"
+    cpu_sync: bool = True
+    with_weights: bool = True
+    zero_padding: bool = True
+    column_major_scales: bool = False
+    num_biases: int = 0
+    seed: int = 0
+    switches: Mapping[str, int] = field(default_factory=dict)
+    num_threads: int = 64
+
+
+class Group:
+    """All ranks of one case on one machine: memory, arguments, streams."""
+
+    def __init__(self, twin: Twin, case: Case, params: Mapping[str, int | str]) -> None:
+        """Make the machine and what belongs to a buffer; params go to the machine ("seed", "strategy")."""
+        self.case, self.config = case, case.config
+        self.types = argument_types(twin)
+        self.num_ranks = case.config.ep_size
+        self.num_local = case.config.num_experts // self.num_ranks
+        self.machine = TwinMachine(
+            twin,
+            {"ranks": self.num_ranks, "aivs": case.num_aivs, "ub_bytes": UB_BYTES, "sq_depth": SQ_DEPTH}
+            | dict(params),
+        )
+        self.record = self.dispatch_record(case.dtype, fresh=True)
+        self.back = combine_record(self.config.hidden, self.config.num_topk)
+        largest = max(self.record.num_bytes, self.dispatch_record("bf16", fresh=True).num_bytes)
+        most = max(self.num_ranks * largest, self.config.num_topk * self.back.num_bytes)
+        region = self.config.num_max_tokens_per_rank * most
+        self.windows = [self._alloc(r, WORKSPACE_BYTES + region, "window") for r in range(self.num_ranks)]
+        # The window is zero at first; the region's content is not to be relied on.
+        for window in self.windows:
+            self.machine.write(window, np.zeros(WORKSPACE_BYTES, np.uint8))
+            self.machine.write(window, np.array(self.windows, dtype="<i8"))
+        self.hosts = [self._alloc(r, WORKSPACE_BYTES, "host", zero=True) for r in range(self.num_ranks)]
+        if self.num_ranks > 1:
+            self.machine.init_jetties()
+
+    def _alloc(self, rank: int, num_bytes: int, name: str, *, zero: bool = False) -> int:
+        return self.machine.alloc(rank, max(num_bytes, 32), name, is_zeroed=zero)
+
+    def dispatch_record(self, dtype, *, fresh):
+        """Return the layout of a record."""
+        packs = ascend_scale_packs(self.config.hidden, dtype)
+        return dispatch_record(
+            self.config.hidden, self.config.num_topk, dtype, num_scale_packs=packs, fresh=fresh
+        )
+
+    def put(self, rank: int, values: np.ndarray, name: str) -> int:
+        address = self._alloc(rank, values.nbytes, name)
+        self.machine.write(address, values)
+        return address
+
+    def launch(self, rank: int, kernel: str, struct: str, **values: int) -> None:
+        case, config = self.case, self.config
+        fields = {
+            "timeout_cycles": 10**15, "num_ranks": self.num_ranks, "num_experts": config.num_experts,
+            "num_topk": config.num_topk, "num_max_tokens": config.num_max_tokens_per_rank,
+            "expert_alignment": config.expert_alignment, "num_aivs": case.num_aivs,
+            "num_threads": case.num_threads, "hidden": config.hidden, "ub_bytes": UB_BYTES,
+            "sq_depth": SQ_DEPTH, "cpu_sync": case.cpu_sync, "zero_padding": case.zero_padding,
+            "window": self.windows[rank], "host_workspace": self.hosts[rank], "rank": rank,
+            "num_tokens": len(case.topk.topk_idx[rank]),
+        } | dict(case.switches) | values  # fmt: skip
+        if self.num_ranks > 1:
+            fields |= {"jetty_table": self.machine.find(rank, "jetty_table"),
+                       "peer_table": self.machine.find(rank, "peer_table")}  # fmt: skip
+        block = np.zeros(1, self.types[struct])
+        for name, value in fields.items():
+            if name in (block.dtype.names or ()):
+                block[name] = value
+        self.machine.enqueue(
+            rank, kernel, self.put(rank, block.view(np.uint8), f"args of {kernel}"), case.num_aivs
+        )
+
+
+@dataclass
+class Dispatched:
+    """What one rank has after dispatch; addresses of what later calls need."""
+
+    handle: dict[str, int]
+    fields: dict[str, int]
+    outputs: dict[str, int]
+    num_rows: int
+    num_records: int
+    dtype: str
+
+
+def payload_fields(
+    group: Group, rank: int, dtype: str, x: np.ndarray, scales: np.ndarray | None
+) -> dict[str, int]:
+    """Put a rank's payload into its memory; return the arguments that describe it."""
+    case, config = group.case, group.config
+    packs = ascend_scale_packs(config.hidden, dtype)
+    found = {"x": group.put(rank, x, "x"), "payload_bytes": config.hidden * element_bytes(dtype),
+             "num_scale_packs": packs}  # fmt: skip
+    if scales is None:
+        return found
+    stored = scales.T.copy() if case.column_major_scales else scales
+    strides = (1, max(len(scales), 1)) if case.column_major_scales else (packs, 1)
+    if packs == 1 and not case.column_major_scales:
+        strides = (1, 1)
+    return found | {"scales": group.put(rank, stored, "scales"), "scale_token_stride": strides[0],
+                    "scale_pack_stride": strides[1]}  # fmt: skip
+
+
+def start_dispatch(group, payloads, dtype, *, handles=None, weights=None, stats=None):
+    """Queue dispatch and its epilogue on all ranks."""
+    case, config = group.case, group.config
+    cached = handles is not None
+    record = group.dispatch_record(dtype, fresh=not cached)
+    topk, local = config.num_topk, group.num_local
+    worst_records, worst_rows = worst_case_rows(config, local)
+    done = []
+    for rank in range(group.num_ranks):
+        tokens = len(case.topk.topk_idx[rank])
+        x, scales = payloads[rank]
+        common = payload_fields(group, rank, dtype, x, scales) | {"cached": int(cached)}
+        if cached:
+            handle = handles[rank].handle
+        else:
+            handle = {
+                "topk_idx": group.put(rank, case.topk.topk_idx[rank], "topk_idx"),
+                "dst_buffer_slot_idx": group._alloc(rank, 4 * tokens * topk, "slots"),
+                "dst_gsge_idx": group._alloc(rank, 4 * tokens * topk, "pairs"),
+                "psum_rank": group._alloc(rank, 4 * group.num_ranks, "psum_rank"),
+                "psum_expert": group._alloc(rank, 4 * local, "psum_expert"),
+                "num_unaligned": group._alloc(rank, 4 * local, "num_unaligned"),
+                "recv_src_metadata": group._alloc(rank, 4 * worst_records * (topk + 2), "metadata"),
+            }
+        if stats is not None:
+            handle["stats"] = group.put(rank, stats[rank], "stats")
+        if weights is not None:
+            common["topk_weights"] = group.put(rank, weights[rank], "weights")
+        image = metadata_image(record).num_bytes
+        common["metadata_image"] = group._alloc(rank, tokens * image, "image")
+        outputs = {
+            "recv_x": group._alloc(rank, worst_rows * common["payload_bytes"], "recv_x"),
+            "recv_scales": group._alloc(rank, worst_rows * 2 * common["num_scale_packs"], "recv_scales"),
+        }
+        if weights is not None:
+            outputs["recv_weights"] = group._alloc(rank, 4 * worst_rows, "recv_weights")
+        if case.cpu_sync and not cached:
+            host = workspace_field("host_rank_expert_count")
+            group.machine.write(group.hosts[rank], np.zeros(host.offset + host.num_bytes, np.uint8))
+        group.launch(rank, "dispatch", "DispatchArgs", **common, **handle)
+        if case.cpu_sync and not cached:
+            host = group.hosts[rank] + workspace_field("host_rank_expert_count").offset
+            ready = group.num_ranks << 24
+            group.machine.enqueue_wait_words(rank, host, group.num_ranks, 0xFF000000, ready)
+            group.machine.enqueue_wait_words(rank, host + 4 * 256, local, 0xFF000000, ready)
+        group.launch(rank, "dispatch_epilogue", "DispatchEpilogueArgs",
+                     **{k: v for k, v in (common | handle | outputs).items() if k != "x"})  # fmt: skip
+        done.append(Dispatched(handle, common, outputs, worst_rows, worst_records, dtype))
+    return done
+
+
+def start_combine(group, dispatched, y, *, weights=None, biases=()):
+    """Queue combine and its epilogue on all ranks; return the addresses of the outputs."""
+    case, config = group.case, group.config
+    outputs = []
+    for rank, done in enumerate(dispatched):
+        tokens = len(case.topk.topk_idx[rank])
+        fields = {key: done.handle[key] for key in ("topk_idx", "psum_rank", "recv_src_metadata")}
+        fields["x"] = group.put(rank, y[rank], "y")
+        if weights is not None:
+            fields["topk_weights"] = group.put(rank, weights[rank], "y weights")
+        fields["send_buffer"] = group._alloc(rank, done.num_records * group.back.num_bytes, "send_buffer")
+        group.launch(rank, "combine", "CombineArgs", **fields)
+        found = fields | {"combined_x": group._alloc(rank, 2 * tokens * config.hidden, "combined_x")}
+        if weights is not None:
+            found["combined_weights"] = group._alloc(rank, 4 * tokens * config.num_topk, "combined_weights")
+        bias = [group.put(rank, b[rank], "bias") for b in biases] + [0] * (2 - len(biases))
+        group.launch(rank, "combine_epilogue", "CombineEpilogueArgs", bias=bias, **found)
+        outputs.append(found)
+    return outputs
