@@ -24,6 +24,7 @@ struct State {
   std::set<void*> memories, hosts, registered_hosts;
   std::map<void*, std::string> tags_by_memory;
   std::map<void*, std::set<void*>> memories_by_endpoint;
+  std::map<void*, int> planes;  // of endpoints
   std::map<ChannelHandle, void*> endpoint_by_channel;
   std::set<void*> configs;
   uint32_t num_polls = 0;

@@ -203,6 +203,7 @@ HcommResult HcommEndpointCreate(const EndpointDesc* desc, EndpointHandle* endpoi
     fake::break_rule("a jetty's endpoint is not of UB_CTP");
   }
   *endpoint = new char;
+  state().planes[*endpoint] = desc->commAddr.raws[0] / 16;
   state().memories_by_endpoint[*endpoint];
   return 0;
 }
@@ -280,6 +281,10 @@ HcommResult HcommChannelCreateWithConfig(EndpointHandle endpoint, CommEngine eng
   FAKE_CALL(HcommResult, std::string(desc->channelName) +
                              (desc->role == HCOMM_SOCKET_ROLE_SERVER ? " listens " : " connects ") +
                              std::to_string(desc->port) + " to " + shown(desc->remoteEndpoint));
+  // Plane of the far end, which must be that of the endpoint: an address is 16 * plane + rank.
+  if (desc->remoteEndpoint.commAddr.raws[0] / 16 != state().planes[endpoint]) {
+    fake::break_rule("a channel crosses planes");
+  }
   Record& record = make_record(state().endpoint_by_channel.size(), *static_cast<uint64_t*>(*desc->memHandles));
   *channel = reinterpret_cast<ChannelHandle>(&record.channel);
   state().endpoint_by_channel[*channel] = endpoint;
