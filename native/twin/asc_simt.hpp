@@ -55,11 +55,13 @@ T asc_shfl_xor(T value, std::uint32_t mask, epsim::twin::Here here = epsim::twin
 template <class Space, class T>
 std::remove_const_t<T> asc_ldcg(epsim::twin::Pointer<Space, T> p,
                                 epsim::twin::Here here = epsim::twin::Here::current()) {
+  static_assert(sizeof(T) <= 8);
   return epsim::twin::load_value<Space, T>(p.address(), epsim::twin::Via::bypass, here);
 }
 template <class Space, class T>
 void asc_stcg(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> value,
               epsim::twin::Here here = epsim::twin::Here::current()) {
+  static_assert(sizeof(T) <= 8);
   epsim::twin::store_value<Space, T>(p.address(), value, epsim::twin::Via::bypass, here);
 }
 inline void asc_dcci_simt_all(epsim::twin::Here here = epsim::twin::Here::current()) {

@@ -101,7 +101,14 @@ ClockRef with_extra(const ClockRef& clock, const Stamp& stamp) {
 }
 
 Knowledge join(const Knowledge& a, const Knowledge& b) {
-  return {join(a.known, b.known), {join(a.visible[0], b.visible[0]), join(a.visible[1], b.visible[1])}};
+  Knowledge result;
+  result.known = join(a.known, b.known);
+  for (std::size_t scope = 0; scope < kNumScopes; ++scope) {
+    // Where both sides share one clock the result does, too: most of them stay equal for ever.
+    const bool is_shared = a.visible[scope] == a.known && b.visible[scope] == b.known;
+    result.visible[scope] = is_shared ? result.known : join(a.visible[scope], b.visible[scope]);
+  }
+  return result;
 }
 
 Knowledge nothing_known() {

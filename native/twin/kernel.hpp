@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "pointer.hpp"
 
@@ -14,6 +15,7 @@ using KernelBody = std::function<void(std::uint64_t args_address)>;
 
 void register_kernel(const char* name, KernelBody body);
 const KernelBody* find_kernel(const std::string& name);
+std::vector<std::string> kernel_names();
 
 struct KernelEntry {
   template <class T>
