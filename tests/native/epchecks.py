@@ -16,7 +16,7 @@ from reference.memory.descriptor import JETTY_INFO, Peer, Sge
 from reference.memory.layout import combine_group, combine_record_idx, metadata_image, receive_offset
 from reference.memory.sizes import align, ascend_scale_packs, element_bytes
 from reference.memory.workspace import EP_WORKSPACE, WORKSPACE_BYTES, workspace_field
-from tests.native.epkit import SQ_DEPTH, Case
+from tests.native.epkit import Case
 
 BF16 = ml_dtypes.bfloat16
 
@@ -86,6 +86,21 @@ def check_handle(group, rank, found, handle) -> None:
             for g in got[:i, topk].tolist()
         )
         assert rows[i, k] == start + before
+
+
+def check_counts(group, rank, done, found, handle, stats) -> None:
+    """Compare the cumulative counts, and with CPU sync the words that the host reads."""
+    num_ranks, num_local = group.num_ranks, group.num_local
+    total = group.machine.read(done.handle["stats"], num_local, "<i4")
+    np.testing.assert_array_equal(total, stats + found["num_unaligned"])
+    words = workspace_field("host_rank_expert_count").of(
+        group.machine.read(group.hosts[rank], WORKSPACE_BYTES, np.uint8)
+    )
+    wanted = np.zeros_like(words)
+    if group.case.cpu_sync:
+        wanted[:num_ranks] = (num_ranks << 24) + np.diff(found["psum_rank"], prepend=0)
+        wanted[256 : 256 + num_local] = (num_ranks << 24) + np.array(handle.num_recv_tokens_per_expert_list)
+    np.testing.assert_array_equal(words, wanted)
 
 
 def check_rows(group, rank, done, found, payloads, dtype, weights, *, pad_to=None) -> None:
@@ -224,8 +239,8 @@ def compare_ring(group, before, after, wanted) -> None:
     """Compare what a call wrote into a ring with [blocks * 64] bytes; it asks for one completion or none."""
     start = int(before["wqebb_head"])
     num_blocks = (int(after["wqebb_head"]) - start) % 2**32
-    ring = group.machine.read(int(after["sq_base"]), (SQ_DEPTH, 64), np.uint8)
-    found = ring[(start + np.arange(num_blocks)) % SQ_DEPTH].reshape(-1).view("<u8")
+    ring = group.machine.read(int(after["sq_base"]), (group.case.sq_depth, 64), np.uint8)
+    found = ring[(start + np.arange(num_blocks)) % group.case.sq_depth].reshape(-1).view("<u8")
     np.testing.assert_array_equal(found, np.concatenate([*wanted, np.empty(0, np.uint8)]).view("<u8"))
     asked = int(after["num_expected_completions"]) - int(before["num_expected_completions"])
     assert asked == bool(wanted)
@@ -268,7 +283,7 @@ def check_dispatch_requests(group, rank, done, found, before, *, fresh=True) -> 
                 for t, _ in entries
             ]  # fmt: skip
             remote, is_last = peer.window_base + WORKSPACE_BYTES + place, number + 1 == len(requests)
-            with ring_depth():
+            with ring_depth(group):
                 blocks = descriptor.dispatch_blocks(head + 4 * number, peer, remote, pieces, is_last=is_last)
             wanted.append(blocks)
         compare_ring(group, before[aiv], after, wanted)
@@ -320,19 +335,19 @@ def check_combine_requests(group, rank, fields, found, before) -> None:
                 )
                 remote = peer.window_base + WORKSPACE_BYTES + index * record_bytes
                 row = Sge(address=address, num_bytes=row_bytes)
-                with ring_depth():
+                with ring_depth(group):
                     wanted.append(descriptor.combine_blocks(head, peer, remote, row, tail))
                 head += 2
         if wanted:
-            with ring_depth():
+            with ring_depth(group):
                 wanted.append(descriptor.combine_end_blocks(head))
         compare_ring(group, before[aiv], after, wanted)
 
 
 @contextmanager
-def ring_depth():
+def ring_depth(group):
     """Let the reference write requests for the twin's shorter ring."""
-    kept, descriptor.SQ_DEPTH = descriptor.SQ_DEPTH, SQ_DEPTH
+    kept, descriptor.SQ_DEPTH = descriptor.SQ_DEPTH, group.case.sq_depth
     try:
         yield
     finally:

@@ -15,7 +15,6 @@ from reference.placement import worst_case_rows
 from reference.topk import TopK
 
 UB_BYTES = 221184
-SQ_DEPTH = 1024
 
 
 class _Member(ctypes.Structure):
@@ -66,6 +65,7 @@ class Case:
     seed: int = 0
     switches: Mapping[str, int] = field(default_factory=dict)
     num_threads: int = 64
+    sq_depth: int = 1024
 
 
 class Group:
@@ -79,7 +79,7 @@ class Group:
         self.num_local = case.config.num_experts // self.num_ranks
         self.machine = TwinMachine(
             twin,
-            {"ranks": self.num_ranks, "aivs": case.num_aivs, "ub_bytes": UB_BYTES, "sq_depth": SQ_DEPTH}
+            {"ranks": self.num_ranks, "aivs": case.num_aivs, "ub_bytes": UB_BYTES, "sq_depth": case.sq_depth}
             | dict(params),
         )
         self.record = self.dispatch_record(case.dtype, fresh=True)
@@ -118,7 +118,7 @@ class Group:
             "num_topk": config.num_topk, "num_max_tokens": config.num_max_tokens_per_rank,
             "expert_alignment": config.expert_alignment, "num_aivs": case.num_aivs,
             "num_threads": case.num_threads, "hidden": config.hidden, "ub_bytes": UB_BYTES,
-            "sq_depth": SQ_DEPTH, "cpu_sync": case.cpu_sync, "zero_padding": case.zero_padding,
+            "sq_depth": case.sq_depth, "cpu_sync": case.cpu_sync, "zero_padding": case.zero_padding,
             "window": self.windows[rank], "host_workspace": self.hosts[rank], "rank": rank,
             "num_tokens": len(case.topk.topk_idx[rank]),
         } | dict(case.switches) | values  # fmt: skip
