@@ -18,8 +18,8 @@ class RuntimeConfig(ctypes.Structure):
         ("timeout_cycles", _U64),
         *_words(
             "num_ranks num_experts num_topk num_max_tokens expert_alignment num_aivs num_threads hidden "
-            "payload_bytes num_scale_packs ub_bytes cached cpu_sync barrier_in_prologue zero_padding "
-            "single_reduction rotate_by_aiv early_doorbells",
+            "payload_bytes num_scale_packs ub_bytes sq_depth cached cpu_sync barrier_in_prologue "
+            "zero_padding single_reduction rotate_by_aiv early_doorbells",
             _U32,
         ),
     )

@@ -34,19 +34,18 @@ class KernelCache:
     def compile(self, name: str, config: RuntimeConfig) -> Path:
         """Return the path of a device binary."""
         tools = device_toolchain(self._settings)
-        # StaticConfig takes a struct as a template argument; bisheng's default is C++17.
+        # What the kernels are written in and tested with; bisheng's default is C++17.
         tools = replace(tools, compile_flags=(*tools.compile_flags, "-std=c++20"))
         return Jit(self._settings, tools).kernel(device_source(name, config), tag=name)
 
 
 def device_source(name: str, config: RuntimeConfig) -> str:
     """Return the source of one device kernel, `epsim_<name>`, with its configuration compiled in."""
-    values = ", ".join(f".{entry[0]} = {getattr(config, entry[0])}" for entry in config._fields_)
+    values = ", ".join(f"/* {entry[0]} */ {getattr(config, entry[0])}" for entry in config._fields_)
     return (
         f"#include <kernels/ep/{name}.hpp>\n\n"
         f'extern "C" __global__ __vector__ void epsim_{name}'
         f"(gm<const epsim::{KERNELS[name].__name__}> args) {{\n"
-        f"  constexpr epsim::RuntimeConfig kConfig{{{values}}};\n"
-        f"  epsim::ep::{name}_impl(args, epsim::StaticConfig<kConfig>{{}});\n"
+        f"  epsim::ep::{name}_impl(args, epsim::StaticConfig<{values}>{{}});\n"
         "}\n"
     )

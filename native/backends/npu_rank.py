@@ -32,6 +32,8 @@ ARRIVAL_SHIFT = 24
 CPU_TIMEOUT_SECS, DEVICE_TIMEOUT_SECS = 300, 100
 """Upstream's defaults (deepep-ascend.md 1.2); the system counter runs at 1 GHz."""
 NUM_THREADS = 512
+SQ_DEPTH = 32_768
+"""Blocks of a jetty's ring; the runtime refuses jetties with another number."""
 MAX_UB_BYTES = 216 << 10
 """Of unified buffer that a kernel with SIMT code may use (deepep-ascend.md 3.7)."""
 
@@ -257,6 +259,7 @@ class NpuRank:
             payload_bytes=x.shape[1] * x.dtype.itemsize,
             num_scale_packs=0 if scales is None else scales.shape[1],
             ub_bytes=self._ub_bytes,
+            sq_depth=SQ_DEPTH,
             cached=cached,
             cpu_sync=cpu_sync,
             zero_padding=zero_padding,

@@ -22,7 +22,7 @@ struct Window {
   bool is_leased = false;
 };
 
-// Lease a zeroed window; `releases` gives it back. Peers write to it only after the exchange of ports, which comes later.
+// Lease a zeroed window; `releases` gives it back. Peers write to it only after the exchange of ports, which follows.
 //
 // HCCL cannot forget a registered memory, and freeing it would leave mappings at the peers: windows live as long as the
 // process and serve again. Tags count the windows of the process, so all ranks must make theirs in the same order.

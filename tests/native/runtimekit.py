@@ -54,6 +54,7 @@ class Bench:
     """A fresh runtime, whose pool of windows is empty, and the fake library behind it."""
 
     def __init__(self, folder: Path, sources: Path | None = None) -> None:
+        """Build, unless it was built before, and load a copy; `sources` is for changed ones."""
         built = build_runtime(settings(), *([sources] if sources else []))
         self.runtime = Runtime(Path(shutil.copy(built, folder / f"runtime{next(NUMBERS)}.so")))
         self.fake = ctypes.CDLL(str(toolkit() / "lib64" / "libascendcl.so"))

@@ -95,7 +95,7 @@ def test_an_exchange_that_fails_keeps_its_cause(bench):
     def gather(own):
         raise ConnectionError("peer 1 is gone")
 
-    with pytest.raises(DeviceFailure, match="^all_gather returned 1$") as caught:
+    with pytest.raises(DeviceFailure, match=r"^all_gather returned 1$") as caught:
         bench.open(gather=gather)
     assert isinstance(caught.value.__cause__, ConnectionError)
     with pytest.raises(DeviceFailure, match="all_gather") as caught:
@@ -117,7 +117,7 @@ def test_counts_are_waited_for_until_the_last_is_there(bench):
     domain.wait_words(4096, 3, mask=0xFF << 24, value=2 << 24, timeout_ms=20_000)
     timer.join()
     words[1] = 1 << 24 | 5
-    with pytest.raises(DeviceFailure, match=f"word 1 of 3 counts .* reads {1 << 24 | 5}"):
+    with pytest.raises(DeviceFailure, match=rf"word 1 of 3 counts .* reads {1 << 24 | 5}"):
         domain.wait_words(4096, 3, mask=0xFF << 24, value=2 << 24, timeout_ms=20)
 
 

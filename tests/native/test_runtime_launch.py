@@ -66,12 +66,12 @@ def test_limits(bench):
     bench.option("vector_cores", 48)
     assert bench.runtime.limits() == (48, 253952)
     bench.fail("aclrtGetDeviceInfo", 3, 4)
-    with pytest.raises(DeviceFailure, match="^aclrtGetDeviceInfo returned 4$"):
+    with pytest.raises(DeviceFailure, match=r"^aclrtGetDeviceInfo returned 4$"):
         bench.runtime.limits()
 
 
 def test_toolkit_without_a_header_is_told_in_one_sentence(tmp_path):
-    with pytest.raises(NativeEnvironmentError, match="has no include/acl/acl.h"):
+    with pytest.raises(NativeEnvironmentError, match=r"has no include/acl/acl\.h"):
         find_cann(kit.settings(toolkit_dirs=(tmp_path,)))
     for name in HEADERS[:-1]:
         (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
