@@ -1,10 +1,10 @@
 // The kernel API of the twin: what native/kernels may call. A call that is not here does not compile.
 #pragma once
 
-#include "asc_pipe.hpp"
-#include "asc_scalar.hpp"
-#include "asc_simt.hpp"
-#include "kernel.hpp"
+#include <twin/asc_pipe.hpp>
+#include <twin/asc_scalar.hpp>
+#include <twin/asc_simt.hpp>
+#include <twin/kernel.hpp>
 
 #define __global__
 #define __vector__

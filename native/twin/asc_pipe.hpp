@@ -1,7 +1,7 @@
 // Calls of the pipes: copies, flags, barriers, cross-core flags. Strides are head to head, in bytes.
 #pragma once
 
-#include "asc_scalar.hpp"
+#include <twin/asc_scalar.hpp>
 
 template <class T, class U>
 void asc_copy_gm2ub_align(ub<T> dst, gm<U> src, std::uint32_t num_bursts, std::uint32_t burst_bytes,

@@ -4,8 +4,8 @@
 #include <bit>
 #include <cstring>
 
-#include "bfloat16.hpp"
-#include "pointer.hpp"
+#include <twin/bfloat16.hpp>
+#include <twin/pointer.hpp>
 
 namespace epsim::twin {
 

@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "asc_scalar.hpp"
+#include <twin/asc_scalar.hpp>
 
 struct asc_dim {
   std::uint32_t x;

@@ -1,4 +1,4 @@
-#include "caches.hpp"
+#include <twin/caches.hpp>
 
 namespace epsim::twin {
 

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory.hpp"
-#include "shadow.hpp"
+#include <twin/memory.hpp>
+#include <twin/shadow.hpp>
 
 namespace epsim::twin {
 

@@ -1,11 +1,11 @@
-#include "capi.h"
+#include <twin/capi.h>
 
 #include <cstdio>
 #include <stdexcept>
 #include <string>
 
-#include "kernel.hpp"
-#include "machine.hpp"
+#include <twin/kernel.hpp>
+#include <twin/machine.hpp>
 
 using epsim::twin::Machine;
 using epsim::twin::Parameters;
@@ -149,6 +149,9 @@ const char* epsim_report(epsim_machine* handle) {
 
 int32_t epsim_trace(epsim_machine* handle, const char* path) {
   return guarded<int32_t>(-1, [&] {
+    if (!handle->machine.operation_trace().is_on()) {
+      throw std::invalid_argument("the machine keeps no trace; make it with \"trace\": 1");
+    }
     const std::string lines = handle->machine.operation_trace().to_json_lines();
     std::FILE* file = std::fopen(path, "wb");
     if (file == nullptr) {

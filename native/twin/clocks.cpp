@@ -1,4 +1,4 @@
-#include "clocks.hpp"
+#include <twin/clocks.hpp>
 
 #include <algorithm>
 

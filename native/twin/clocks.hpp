@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ref.hpp"
+#include <twin/ref.hpp>
 
 namespace epsim::twin {
 

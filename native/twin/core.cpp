@@ -1,6 +1,6 @@
-#include "core.hpp"
+#include <twin/core.hpp>
 
-#include "machine.hpp"
+#include <twin/machine.hpp>
 
 namespace epsim::twin {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "caches.hpp"
-#include "pipes.hpp"
-#include "simt.hpp"
-#include "thread.hpp"
-#include "ubmem.hpp"
+#include <twin/caches.hpp>
+#include <twin/pipes.hpp>
+#include <twin/simt.hpp>
+#include <twin/thread.hpp>
+#include <twin/ubmem.hpp>
 
 namespace epsim::twin {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core.hpp"
-#include "machine.hpp"
+#include <twin/core.hpp>
+#include <twin/machine.hpp>
 
 namespace epsim::twin {
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "clocks.hpp"
-#include "violation.hpp"
+#include <twin/clocks.hpp>
+#include <twin/violation.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "fiber.hpp"
+#include <twin/fiber.hpp>
 
 #include <sys/mman.h>
 

@@ -1,7 +1,7 @@
 // Streams: what the host of a rank has queued, step after step.
 #include <cstring>
 
-#include "machine.hpp"
+#include <twin/machine.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "kernel.hpp"
+#include <twin/kernel.hpp>
 
 #include <map>
 

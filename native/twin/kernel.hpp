@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "pointer.hpp"
+#include <twin/pointer.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "machine.hpp"
+#include <twin/machine.hpp>
 
 #include <cstdio>
 #include <cstring>

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "core.hpp"
-#include "engine.hpp"
-#include "scheduler.hpp"
-#include "space.hpp"
-#include "trace.hpp"
+#include <twin/core.hpp>
+#include <twin/engine.hpp>
+#include <twin/scheduler.hpp>
+#include <twin/space.hpp>
+#include <twin/trace.hpp>
 
 namespace epsim::twin {
 

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "machine.hpp"
+#include <twin/machine.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "memory.hpp"
+#include <twin/memory.hpp>
 
 #include <sys/mman.h>
 

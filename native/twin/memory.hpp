@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "clocks.hpp"
-#include "violation.hpp"
+#include <twin/clocks.hpp>
+#include <twin/violation.hpp>
 
 namespace epsim::twin {
 

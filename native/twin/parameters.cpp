@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "machine.hpp"
+#include <twin/machine.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "pipes.hpp"
+#include <twin/pipes.hpp>
 
 #include <algorithm>
 

@@ -5,8 +5,8 @@
 #include <deque>
 #include <functional>
 
-#include "clocks.hpp"
-#include "violation.hpp"
+#include <twin/clocks.hpp>
+#include <twin/violation.hpp>
 
 namespace epsim::twin {
 

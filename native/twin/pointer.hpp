@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "runtime.hpp"
+#include <twin/runtime.hpp>
 
 namespace epsim::twin {
 
@@ -58,18 +58,17 @@ class Ref {
     return *this;
   }
   Ref& operator=(Ref&& other) && { return std::move(*this) = static_cast<referenced_type>(std::move(other)); }
-  Ref& operator+=(const referenced_type& value) && {
-    return update(value, [](auto a, auto b) { return a + b; });
-  }
-  Ref& operator-=(const referenced_type& value) && {
-    return update(value, [](auto a, auto b) { return a - b; });
-  }
-  Ref& operator|=(const referenced_type& value) && {
-    return update(value, [](auto a, auto b) { return a | b; });
-  }
-  Ref& operator&=(const referenced_type& value) && {
-    return update(value, [](auto a, auto b) { return a & b; });
-  }
+  // One load and one store each, as on the device.
+#define EPSIM_UPDATE(op) \
+  Ref& operator op##=(const referenced_type& value) && { return update(value, [](auto a, auto b) { return a op b; }); }
+  EPSIM_UPDATE(+)
+  EPSIM_UPDATE(-)
+  EPSIM_UPDATE(*)
+  EPSIM_UPDATE(/)
+  EPSIM_UPDATE(|)
+  EPSIM_UPDATE(&)
+  EPSIM_UPDATE(^)
+#undef EPSIM_UPDATE
 
  private:
   template <class F>

@@ -1,9 +1,9 @@
 // The calls of kernels that touch memory, for the thread that runs now.
-#include "runtime.hpp"
+#include <twin/runtime.hpp>
 
 #include <cstring>
 
-#include "machine.hpp"
+#include <twin/machine.hpp>
 
 namespace epsim::twin::rt {
 

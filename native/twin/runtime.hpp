@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "where.hpp"
+#include <twin/where.hpp>
 
 // Pipes of an AIV, with the vendor's names. UBMEM and URMA are ours, for reports only.
 enum pipe_t : std::uint8_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_UBMEM, PIPE_URMA, PIPE_HOST };

@@ -1,8 +1,8 @@
 // The calls of kernels that are about pipes, flags, caches, fences and lanes.
 #include <cstring>
 
-#include "machine.hpp"
-#include "runtime.hpp"
+#include <twin/machine.hpp>
+#include <twin/runtime.hpp>
 
 namespace epsim::twin::rt {
 

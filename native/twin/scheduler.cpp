@@ -1,4 +1,4 @@
-#include "scheduler.hpp"
+#include <twin/scheduler.hpp>
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-#include "shadow.hpp"
+#include <twin/shadow.hpp>
 
 #include <algorithm>
 #include <cstdio>

@@ -6,9 +6,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "clocks.hpp"
-#include "engine.hpp"
-#include "memory.hpp"
+#include <twin/clocks.hpp>
+#include <twin/engine.hpp>
+#include <twin/memory.hpp>
 
 namespace epsim::twin {
 

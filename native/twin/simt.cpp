@@ -1,10 +1,10 @@
-#include "simt.hpp"
+#include <twin/simt.hpp>
 
 #include <algorithm>
 
-#include "asc_simt.hpp"
-#include "core.hpp"
-#include "machine.hpp"
+#include <twin/asc_simt.hpp>
+#include <twin/core.hpp>
+#include <twin/machine.hpp>
 
 thread_local asc_dim threadIdx{0};
 thread_local asc_dim blockDim{0};

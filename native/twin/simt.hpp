@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "thread.hpp"
+#include <twin/thread.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "space.hpp"
+#include <twin/space.hpp>
 
 #include <algorithm>
 #include <bit>

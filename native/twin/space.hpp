@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "engine.hpp"
-#include "memory.hpp"
-#include "shadow.hpp"
-#include "thread.hpp"
+#include <twin/engine.hpp>
+#include <twin/memory.hpp>
+#include <twin/shadow.hpp>
+#include <twin/thread.hpp>
 
 namespace epsim::twin {
 

@@ -1,8 +1,8 @@
-#include "thread.hpp"
+#include <twin/thread.hpp>
 
 #include <algorithm>
 
-#include "core.hpp"
+#include <twin/core.hpp>
 
 namespace epsim::twin {
 

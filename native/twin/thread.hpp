@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <string>
 
-#include "clocks.hpp"
-#include "engine.hpp"
-#include "fiber.hpp"
-#include "memory.hpp"
+#include <twin/clocks.hpp>
+#include <twin/engine.hpp>
+#include <twin/fiber.hpp>
+#include <twin/memory.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "trace.hpp"
+#include <twin/trace.hpp>
 
 namespace epsim::twin {
 

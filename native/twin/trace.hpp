@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "violation.hpp"
+#include <twin/violation.hpp>
 
 namespace epsim::twin {
 

@@ -1,4 +1,4 @@
-#include "ubmem.hpp"
+#include <twin/ubmem.hpp>
 
 #include <utility>
 

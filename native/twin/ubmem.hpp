@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "space.hpp"
+#include <twin/space.hpp>
 
 namespace epsim::twin {
 

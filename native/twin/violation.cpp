@@ -1,4 +1,4 @@
-#include "violation.hpp"
+#include <twin/violation.hpp>
 
 #include <cstdio>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime.hpp"
+#include <twin/runtime.hpp>
 
 namespace epsim::twin {
 

@@ -3,13 +3,13 @@
 #pragma once
 
 #ifdef EPSIM_TWIN
-#include "../../twin/asc.hpp"
+#include <twin/asc.hpp>
 #else
 #include <type_traits>
 
-#include "c_api/asc_simd.h"
-#include "kernel_operator.h"
-#include "simt_api/asc_simt.h"
+#include <c_api/asc_simd.h>
+#include <kernel_operator.h>
+#include <simt_api/asc_simt.h>
 
 template <class T>
 using gm = __gm__ T*;
