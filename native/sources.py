@@ -22,14 +22,15 @@ FOLDERS: Mapping[str, Path] = {
 """Where the files behind `<epsim_native/...>`, `<kernels/...>` and `<twin/...>` are."""
 
 # Comments and raw strings may hold text that looks like a directive. Plain literals are matched so that a
-# "//" inside them starts no comment; the quote of a digit separator (1'000) starts no literal.
+# "//" inside them starts no comment; the quote of a digit separator (1'000) starts no literal. Every
+# alternative begins with one character, which lets `re` skip to the next of them.
 _HIDING = re.compile(
     r"""//[^\n]*|/\*.*?\*/|R"([^\s()\\]{0,16})\(.*?\)\1\""""
-    r"""|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'""",
+    r"""|"(?:\\.|[^"\\\n])*"|'(?<![0-9a-fA-F]')(?:\\.|[^'\\\n])+'""",
     re.DOTALL,
 )
 _DIRECTIVE = re.compile(
-    r"^[ \t]*(?:#|%:)[ \t]*(include_next|include|import|embed)\b[ \t]*(.*?)[ \t\r]*$", re.M
+    r"^[ \t]*(?:#|%:)[ \t]*(include_next|include|import|embed)\b[ \t]*(.*?)[ \t\r]*(?://.*)?$", re.M
 )
 
 
@@ -44,9 +45,12 @@ def includes_of(text: str, where: str) -> list[str]:
     Raises:
       NativeInputError: a quoted, computed, absolute or climbing include, whose file could not be tracked.
     """
-    spliced = text.replace("\\\r\n", "").replace("\\\n", "")
+    visible = text.replace("\\\r\n", "").replace("\\\n", "")
+    # Nothing else can hide a whole line, and most files have neither.
+    if "/*" in visible or 'R"' in visible:
+        visible = _HIDING.sub(_unhide, visible)
     names = []
-    for directive, argument in _DIRECTIVE.findall(_HIDING.sub(_unhide, spliced)):
+    for directive, argument in _DIRECTIVE.findall(visible):
         name = argument[1:-1]
         if directive != "include" or not re.fullmatch(r"<[^<>]+>", argument):
             raise NativeInputError(
