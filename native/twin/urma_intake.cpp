@@ -35,9 +35,9 @@ void Jetty::hear_doorbell(const Store& store) {
               " and nothing has handed it over since",
           {*other});
   }
-  ClockRef ignored;
-  const Access access{{agent_, 0, 0}, store.released.get(), own_site(store)};
-  const std::uint64_t packed_head = bus_.acquire(plan_.info.sq_head_address, 8, access, ignored);
+  std::uint64_t packed_head = 0;
+  read_published(plan_.info.sq_head_address, &packed_head, sizeof(packed_head), store,
+                 Rule::doorbell_beyond_head);
   const std::uint32_t head = checked_head(store, static_cast<std::uint32_t>(packed_head));
   while (cursor_ != head) {
     UrmaRequest request = parse_request(
@@ -76,20 +76,25 @@ UrmaBlock Jetty::read_block(std::uint32_t head, const Store& store) const {
               ", whose completion its producer had not seen");
   }
   UrmaBlock block{};
+  read_published(plan_.info.sq_base + std::uint64_t{idx} * urma::kWqebbBytes, block.data(), urma::kWqebbBytes,
+                 store, Rule::data_race);
+  return block;
+}
+
+// What a doorbell publishes must be complete and known to whoever rings it. The read leaves no mark: who may
+// overwrite a block is judged by completions.
+void Jetty::read_published(std::uint64_t address, void* out, std::uint64_t num_bytes, const Store& store,
+                           Rule rule) const {
   try {
-    // A read that leaves no mark: who may overwrite the block is judged above, by completions.
-    bus_.read(plan_.info.sq_base + std::uint64_t{idx} * urma::kWqebbBytes, block.data(), urma::kWqebbBytes,
-              {{agent_, 0, 0}, store.released.get(), own_site(store)});
+    bus_.read(address, out, num_bytes, {{agent_, 0, 0}, store.released.get(), own_site(store)});
   } catch (Violation& violation) {
-    const bool is_other_aiv =
-        !violation.others.empty() && violation.others[0].site.pipe != PIPE_HOST &&
-        (violation.others[0].site.aiv != store.site.aiv || violation.others[0].site.rank != store.site.rank);
-    if (violation.rule == Rule::data_race && is_other_aiv) {
-      violation.rule = Rule::sq_two_producers;
+    if (violation.rule == Rule::data_race && !violation.others.empty()) {
+      const Site& writer = violation.others[0].site;
+      const bool is_other = writer.rank != store.site.rank || writer.aiv != store.site.aiv;
+      violation.rule = is_other ? Rule::sq_two_producers : rule;
     }
     throw;
   }
-  return block;
 }
 
 void Jetty::admit(UrmaRequest request, const Store& store) {

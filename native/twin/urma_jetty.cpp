@@ -55,6 +55,11 @@ void Jetty::land(std::uint32_t number, Flight& flight, std::uint32_t what) {
   }
   if (what == kInlinePayload) {
     bus_.write(request.remote_address, request.inline_bytes.data(), request.num_bytes, access);
+  } else if (request.is_word()) {
+    std::uint64_t word = 0;
+    bus_.read(request.pieces[0].source, &word, request.num_bytes, access);
+    bus_.release(request.remote_address, &word, static_cast<std::uint32_t>(request.num_bytes), access,
+                 flight.done);
   } else {
     const UrmaPiece& piece = request.pieces[what];
     bus_.copy(piece.target, piece.source, piece.num_bytes, access);

@@ -79,6 +79,8 @@ class Jetty final : public Device {
   // Intake (urma_intake.cpp).
   std::uint32_t checked_head(const Store& store, std::uint32_t published) const;
   UrmaBlock read_block(std::uint32_t head, const Store& store) const;
+  void read_published(std::uint64_t address, void* out, std::uint64_t num_bytes, const Store& store,
+                      Rule rule) const;
   void admit(UrmaRequest request, const Store& store);
   void check_expected(const Store& store, std::uint64_t packed_head) const;
   void check_taken(const Store& store, std::uint32_t num_taken) const;

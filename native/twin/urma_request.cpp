@@ -89,7 +89,7 @@ class Parser {
       require(num_sges() == 0, Rule::sqe_bad_length, "is inline, but has gather elements");
       num_bytes = get(urma::kInlineBytes, flags());
     }
-    require(num_bytes > 0 && num_bytes <= room, Rule::sqe_bad_length,
+    require(num_bytes > 0 && num_bytes <= room && num_sges() <= kMaxSges, Rule::sqe_bad_length,
             "has " + std::to_string(num_bytes) + " bytes of payload or gather elements; 1 to " +
                 std::to_string(room) + " fit");
     const std::uint64_t all_bytes = payload_word() * sizeof(std::uint64_t) + num_bytes;

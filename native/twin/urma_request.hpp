@@ -18,6 +18,7 @@ namespace epsim::twin {
 inline constexpr std::uint32_t kOpcodeWriteWithNotify = 0x5;
 inline constexpr std::uint32_t kNotifyWords = 4;
 inline constexpr std::uint32_t kMaxSqeBlocks = 4;
+inline constexpr std::uint32_t kMaxSges = 2 * urma::kDispatchRecords;
 
 struct UrmaPeer {
   int rank;
@@ -46,6 +47,10 @@ struct UrmaRequest {
   std::uint64_t notify_address = 0;        // 0 = none
   std::uint64_t notify_value = 0;
 
+  // A word that lands whole, so that the receiver may poll it: a flag.
+  bool is_word() const {
+    return pieces.size() == 1 && (num_bytes == 4 || num_bytes == 8) && remote_address % num_bytes == 0;
+  }
   // Waits for the earlier ones of its queue: with the fence for all, else for those that have an order.
   bool is_strong() const { return order == urma::kOrderStrong || order == urma::kOrderAfterAll; }
   // No later request waits for it unless that one has the fence. A NOP has nothing that could be late.
