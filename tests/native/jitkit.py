@@ -12,6 +12,9 @@ from native.settings import JitSettings
 from native.toolchain import Toolchain, host_toolchain
 
 ROOT = Path(__file__).parents[2]
+STRICT = ("-Wall", "-Wextra", "-Werror")
+"""Flags of every build of the twin in tests: equal flags share objects."""
+
 REAL = shutil.which("g++", path=os.defpath) or "g++"
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from native.errors import NativeEnvironmentError, NativeInputError, TwinViolation
+from native.settings import JitSettings
 from native.sources import FOLDERS
-from native.twin import Twin, TwinMachine
-from tests.native.jitkit import answer, jit
+from native.twin import Twin, TwinMachine, build_twin
+from tests.native.jitkit import STRICT, answer, jit
 
 FAKE = {**FOLDERS, "kernels": Path(__file__).parent / "fake"}
 
@@ -21,7 +22,7 @@ FAKE = {**FOLDERS, "kernels": Path(__file__).parent / "fake"}
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory):
     """Load the fake; afterwards no machine may be left."""
-    build = jit(tmp_path_factory.mktemp("fake"), FAKE, cxx_flags=("-Wall", "-Wextra", "-Werror"))
+    build = jit(tmp_path_factory.mktemp("fake"), FAKE, cxx_flags=STRICT)
     loaded = Twin(build.library(["kernels/fake_twin.cpp"], tag="fake"))
     yield loaded
     gc.collect()
@@ -148,6 +149,25 @@ def test_a_trace_is_written(twin, tmp_path):
         machine.enqueue(0, "dispatch", 512, 2)
         machine.trace(tmp_path / "trace")
     assert json.loads((tmp_path / "trace").read_text()) == ["dispatch 0 512 2"]
+
+
+def test_the_real_twin_speaks_the_same_language(jit_cache):
+    real = Twin(build_twin(JitSettings(cache_dirs=(jit_cache,)), flags=STRICT))
+    assert {"barrier", "dispatch", "dispatch_epilogue", "combine", "combine_epilogue"} <= set(real.kernels())
+    with TwinMachine(real, {"ranks": 2, "aivs": 2, "seed": 7}) as machine:
+        windows = [machine.alloc(rank, 4096, "window", is_zeroed=True) for rank in range(2)]
+        assert [machine.find(rank, "window") for rank in range(2)] == windows
+        machine.write(windows[1], np.arange(8))
+        np.testing.assert_array_equal(machine.read(windows[1], 8, np.int64), np.arange(8))
+        machine.init_jetties()
+        machine.run()
+        assert machine.report() is None
+        with pytest.raises(NativeInputError, match="argument of read is"):
+            machine.read(windows[1] + 4096, 1, np.uint8)
+        with pytest.raises(NativeInputError, match="argument of enqueue is 'none'"):
+            machine.enqueue(0, "none", windows[0], 2)
+    with pytest.raises(NativeInputError, match="twin parameters"):
+        TwinMachine(real, {"no such parameter": 1})
 
 
 def test_what_is_no_twin_is_not_loaded(tmp_path):
