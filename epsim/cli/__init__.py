@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError
 import epsim
 from epsim.cli.calibrate import calibrate
 from epsim.cli.cluster import cluster
+from epsim.cli.conform import conform
 from epsim.cli.debug import debug
 from epsim.cli.exchange import app as exchange_app
 from epsim.cli.explain import explain
@@ -44,6 +45,7 @@ app = App(
     - `epsim explain` what happens to one token, and why does it land there?
     - `epsim inspect` is this routing balanced, and does it fit?
     - `epsim debug` is what a run dumped right, and where is it wrong first?
+    - `epsim conform` does a backend do what the reference says, whatever it is given?
     - `epsim validate` how far are the predictions from public measurements?
     - `epsim sweep` which parameter moves the answer most, and which points does no other beat?
     - `epsim topo show ubl128` what is connected to what?
@@ -65,6 +67,7 @@ for _command in (
     cluster,
     profiles,
     whatif,
+    conform,
 ):
     app.command(_command)
 app.command(topo_app, name="topo")

@@ -1,4 +1,4 @@
-"""Conformance: does a backend do what the reference says? Every property, on generated programs that shrink."""
+"""Conformance: does a backend do what the reference says? Every property, on programs that shrink."""
 
 from epsim.conform.outcome import Outcome
 from epsim.conform.search import run_conformance

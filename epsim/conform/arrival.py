@@ -1,7 +1,7 @@
 """What a handle must hold when rows arrived in some legal order; the oracle knows the canonical order only.
 
-Upstream slots come from atomics: the order of rows from one source (Ascend: from one core of a source) is open.
-Everything else follows from that order, and is computed here by plain loops.
+Upstream slots come from atomics: the order of rows from one source (Ascend: from one core of a source) is
+open. Everything else follows from that order, and is computed here by plain loops.
 
 R ranks, T tokens of a rank, K top-k, M token capacity. gid = source rank * M + source token.
 """
@@ -27,7 +27,7 @@ from reference.topk import TopK
 
 IntArray = npt.NDArray[np.int32]
 ROWS_PER_DESCRIPTOR = 6
-"""Rows of one target that a dispatch descriptor carries (deepep-ascend.md section 3.6: 240 B, two SGEs a row)."""
+"""Rows of one target that a dispatch descriptor carries (deepep-ascend.md section 3.6: two SGEs a row)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Arrival:
         return expert_blocks(self.config, self.topk, rank)
 
     def places(self, rank: int) -> list[list[int]]:
-        """Return per received row and column its expanded row, -1 = none, if a block keeps the rows' order."""
+        """Return per received row and column its expanded row, -1 = none; blocks keep their order."""
         return expanded_rows(self.config, self.topk, rank, self.rows[rank], self.blocks(rank))
 
     def slots(self, src: int) -> IntArray:
@@ -64,7 +64,7 @@ class Arrival:
         return slots
 
     def gather_pairs(self, src: int, have: IntArray) -> IntArray:
-        """Return dst_gsge_idx [T, K] of a source: a core's rows target by target, in slot order, six to a descriptor.
+        """Return dst_gsge_idx [T, K]: a core's rows by target, in slot order, six to a descriptor.
 
         The lanes of a warp reserve descriptors at once, so which target comes first is open.
 

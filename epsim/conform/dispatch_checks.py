@@ -85,7 +85,7 @@ class DispatchCheck:
                 {h.rank: {f: _listed(getattr(h, f)) for f in fields} for h in handles}
                 for handles in (self.handles, self.have.handles)
             ]
-            self._equal(name, *sides)
+            self._equal(name, sides[0], sides[1])
 
     def _equal(
         self,
@@ -119,7 +119,7 @@ class DispatchCheck:
                 order="free",
                 name="received rows",
             )
-            self._equal("metadata", *fields, stream)
+            self._equal("metadata", fields[0], fields[1], stream)
             arrived.append(arrived_rows(rows, have.gids(), config.num_max_tokens_per_rank))
             self._columns(wanted, have, arrived[-1])
             self._order(have.rank, arrived[-1], rows)
@@ -164,7 +164,7 @@ class DispatchCheck:
             if have.mode.rules.has_ordered_experts:
                 places = np.array(arrival.places(have.rank), np.int32).reshape(-1, have.config.num_topk)
                 sides = [{have.rank: {"expanded rows": rows}} for rows in (places, have.expanded_rows())]
-                self._equal("row_slots", *sides)
+                self._equal("row_slots", sides[0], sides[1])
                 continue
             blocks, found = arrival.blocks(have.rank), have.expanded_rows()
             choices = [
@@ -186,7 +186,7 @@ class DispatchCheck:
             self._same_shape(name, field, wanted, have)
             grid = getattr(have, field)
             sides[0][have.rank], sides[1][have.rank] = {field: of_source(have.rank, grid)}, {field: grid}
-        self._equal(name, *sides)
+        self._equal(name, sides[0], sides[1])
 
     # --- rows ----------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class DispatchCheck:
         ]
         if any(v[name] is not None for side in sides for v in side.values()):
             with self.seen.clock("stats"):
-                self._equal("stats", *sides)
+                self._equal("stats", sides[0], sides[1])
 
 
 def _are_same(wanted: dict[int, Any], have: dict[int, Any]) -> bool:

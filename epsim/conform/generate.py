@@ -1,4 +1,4 @@
-"""Programs of every kind that a backend can run, as strategies of hypothesis; and the cells that they fill."""
+"""Programs of every kind that a backend can run, as strategies of hypothesis; the cells that they fill."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a conformance run found: rows per property and per cell, the first failure of each cell, the verdict."""
+"""What a conformance run found: rows per property and per cell, a failure of each cell, the verdict."""
 
 from dataclasses import dataclass
 from typing import Any

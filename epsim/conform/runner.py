@@ -112,7 +112,8 @@ class ProgramRun:
     def _called(self, call: Any) -> Any:  # noqa: ANN401 - a function of the backend and its result
         """Call the backend; whatever it throws is a finding, unless it says that it lacks the cell."""
         try:
-            result = call()
+            with self.seen.clock("runs"):
+                result = call()
         except UnsupportedCellError:
             raise
         except BackendFailure as failure:

@@ -31,6 +31,7 @@ def run_conformance(
     schedule_seed: int = 0,
     make_programs: Programs = programs,
     only: Callable[[Cell], bool] = lambda _: True,
+    stop_at_failure: bool = False,
     tell: Callable[[int, int], Any] | None = None,
 ) -> Outcome:
     """Try every cell of a backend.
@@ -44,6 +45,7 @@ def run_conformance(
       schedule_seed: of the first schedule of each program; the next ones count up.
       make_programs: strategy of a cell's programs.
       only: cells to try; the others are left out of the outcome.
+      stop_at_failure: leave out the cells behind the first that fails.
       tell: called with (done, all) cells.
 
     Returns:
@@ -68,6 +70,8 @@ def run_conformance(
         if tell:
             tell(done, len(todo))
         rows.append(search.run_cell(cell))
+        if stop_at_failure and rows[-1].failure:
+            break
     return Outcome(
         backend=backend.name,
         profile=chosen.name,
@@ -159,12 +163,10 @@ class _Search:
             verbosity=hypothesis.Verbosity.quiet,
         )
 
-        @settings
-        @hypothesis.seed(self.seed)
-        @hypothesis.given(strategy)
         def explore(program: Program) -> None:
             trial.run(program)
 
+        explore = settings(hypothesis.seed(self.seed)(hypothesis.given(strategy)(explore)))
         try:
             explore()
         except (PropertyBroken, hypothesis.errors.Flaky):

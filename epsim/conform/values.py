@@ -1,4 +1,4 @@
-"""Arrays of a program's steps: made from (data seed, number of the step), each value telling where it belongs.
+"""Arrays of a program's steps, made from data seed and number of the step; values tell where they belong.
 
 R ranks, T tokens of a rank, K top-k, H hidden, P scale packs. "rows": of the layout.
 """
@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.conform.program import Cached, Combine, Dispatch
-from epsim.testing.identity import BF16, E4M3
-from epsim.testing.identity import Kind, marked_rows
+from epsim.testing.identity import BF16, E4M3, Kind, marked_rows
 from epsim.testing.strategies import marked_scales
 from reference.edition import Edition
 from reference.handle import Handle
@@ -63,7 +62,7 @@ def wild_rows(rng: np.random.Generator, shape: tuple[int, int, int], kind: Kind)
         rng.integers(-20, 21, shape).astype(np.float32)
     )
     near = rng.random(shape) < 0.5
-    # Half of the elements have one size, so that sums need rounding; of these, every fourth undoes its neighbour.
+    # Half of the elements have one size, so that sums need rounding; every fourth undoes its neighbour.
     values[near] = rng.standard_normal(int(near.sum())).astype(np.float32)
     undo = rng.random(shape) < 0.25
     undo[:, 0] = False

@@ -1,4 +1,4 @@
-"""For tests of whoever uses dispatch and combine: strategies of hypothesis, and payloads that name themselves."""
+"""For tests of whoever uses dispatch and combine: strategies of hypothesis, payloads that name themselves."""
 
 from epsim.testing.identity import Identity, marked_rows, read_columns, read_identity
 from epsim.testing.strategies import ep_configs, payloads, routings

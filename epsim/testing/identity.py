@@ -38,7 +38,7 @@ class _Code:
 
 
 CODES = {
-    # Normal numbers 2^-63 .. 2; zero, least and largest denormal, least normal, largest, Inf, quiet and signalling NaN.
+    # Numbers 2^-63 .. 2; zero, least and largest denormal, least normal, largest, Inf, three NaN.
     BF16: _Code(
         bits=np.uint16,
         first=0x2000,

@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for groups, routings and payloads: small first, odd sizes, everything that is legal.
+"""Strategies of hypothesis for groups, routings and payloads: small first, odd sizes, all that is legal.
 
 Hypothesis is imported when a strategy is made (extra `test`).
 """
@@ -6,6 +6,7 @@ Hypothesis is imported when a strategy is made (extra `test`).
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from epsim.testing.extra import load_hypothesis
 from epsim.testing.identity import Array, marked_rows
@@ -98,7 +99,12 @@ def routings(
     return strategy
 
 
-def _token_rows(tokens: list[list[int]], config: EPConfig, draw: "DrawFn", st: Any) -> Array:  # noqa: ANN401 - the module
+def _token_rows(
+    tokens: list[list[int]],
+    config: EPConfig,
+    draw: "DrawFn",
+    st: Any,  # noqa: ANN401 - the module
+) -> Array:
     """Return [T, K]: each token's choices, masks behind them, all turned by a drawn number of columns."""
     rows = np.full((len(tokens), config.num_topk), -1, np.int64)
     for row, chosen in zip(rows, tokens, strict=True):
@@ -127,11 +133,11 @@ def payloads(
     topk: TopK,
     hidden: int,
     *,
-    dtype: Any = None,
+    dtype: npt.DTypeLike = None,
     num_packs: int = 0,
-    pack: Any = np.int16,  # noqa: ANN401 - dtype-like
+    pack: npt.DTypeLike = np.int16,
 ) -> "SearchStrategy[tuple[list[Array], list[Array] | None]]":
-    """Return a strategy of (x, scales): rows that name themselves, with NaN, -0, denormals and extreme scales.
+    """Return a strategy of (x, scales): rows that name themselves; NaN, -0, denormals, extreme scales.
 
     Args:
       topk: whose tokens.
@@ -160,7 +166,7 @@ def payloads(
     return strategy
 
 
-def marked_scales(src: int, num_tokens: int, num_packs: int, pack: Any, *, call: int = 0) -> Array:  # noqa: ANN401 - dtype-like
+def marked_scales(src: int, num_tokens: int, num_packs: int, pack: npt.DTypeLike, *, call: int = 0) -> Array:
     """Return [T, P] scales of any bits, different from each other: a running number times an odd constant.
 
     Zero, largest, infinite and NaN scales occur among them, as do those of both signs.
@@ -169,4 +175,5 @@ def marked_scales(src: int, num_tokens: int, num_packs: int, pack: Any, *, call:
     number = np.arange(num_tokens * num_packs, dtype=np.uint64) + np.uint64((call * 64 + src) * 1009)
     # 40503 and 2654435761 are odd, so the map is one to one on 16 and 32 bits (Knuth's multiplicative hash).
     bits = number * np.uint64(40503 if width == 2 else 2654435761)
-    return bits.astype(f"u{width}").view(pack).reshape(num_tokens, num_packs)
+    scales: Array = bits.astype(f"u{width}").view(pack).reshape(num_tokens, num_packs)
+    return scales

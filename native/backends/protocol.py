@@ -1,7 +1,7 @@
 """What a backend is: it opens a buffer between R ranks, and runs dispatch, cached dispatch and combine on it.
 
-All ranks at once: one process talks to a machine of R ranks, however that machine runs them. Arrays are NumPy;
-bf16 and fp8 are the dtypes of ml_dtypes.
+All ranks at once: one process talks to a machine of R ranks, however that machine runs them. Arrays are
+NumPy; bf16 and fp8 are the dtypes of ml_dtypes.
 
 R ranks, T tokens of a rank, K top-k, H hidden, P scale packs, E experts, L local experts, M token capacity,
 N received rows, X expanded rows. "rows" is X in the expanded layout, N in the deduplicated one.

@@ -1,1 +1,1 @@
-"""Backends that need no kernels of ours, and the registry of all; what each needs is imported when it is opened."""
+"""Backends that need no kernels of ours, the registry of all; each imports what it needs when used."""

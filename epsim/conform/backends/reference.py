@@ -35,7 +35,7 @@ class ReferenceBackend:
     name: str = "reference"
 
     def capabilities(self) -> Capabilities:
-        """Everything that the edition has."""
+        """Return everything that the edition has."""
         rules = find_edition(self.edition)
         unsupported: dict[Any, str] = {}
         if not rules.has_deduplicated:

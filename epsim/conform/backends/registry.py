@@ -1,6 +1,7 @@
 """Backends by the name that the command line knows."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 
 from epsim.errors import InputError, MissingExtraError
@@ -20,28 +21,34 @@ def _reference_nvidia() -> Backend:
 
 
 def _gloo() -> Backend:
-    from epsim.conform.backends.gloo import GlooBackend
+    from epsim.conform.backends.libraries import gloo_backend
 
-    return GlooBackend()
+    return gloo_backend()
+
+
+def _gloo_nvidia() -> Backend:
+    from epsim.conform.backends.libraries import gloo_backend
+
+    return gloo_backend("nvidia-v2.5")
 
 
 def _twin() -> Backend:
     try:
-        from native.backends.twin import TwinBackend  # type: ignore[import-not-found,unused-ignore]
+        module = import_module("native.backends.twin")
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"the twin is not part of this installation ({error})") from None
-    backend: Backend = TwinBackend()
+    backend: Backend = module.TwinBackend()
     return backend
 
 
 def _npu() -> Backend:
-    from epsim.conform.backends.upstream import npu_backend
+    from epsim.conform.backends.libraries import npu_backend
 
     return npu_backend()
 
 
 def _cuda() -> Backend:
-    from epsim.conform.backends.upstream import cuda_backend
+    from epsim.conform.backends.libraries import cuda_backend
 
     return cuda_backend()
 
@@ -52,6 +59,7 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType(
         "gloo": _gloo,
         "npu": _npu,
         "cuda": _cuda,
+        "gloo-nvidia": _gloo_nvidia,
         "reference": _reference,
         "reference-nvidia": _reference_nvidia,
     }

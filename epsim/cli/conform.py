@@ -1,0 +1,91 @@
+"""`epsim conform`: does a backend do what the reference says?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from epsim.cli.routing import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from native.backends.protocol import Backend
+
+
+def conform(
+    *,
+    backend: Annotated[
+        Literal["twin", "gloo", "npu", "cuda", "gloo-nvidia", "reference", "reference-nvidia"],
+        Parameter(
+            help="twin: our kernels on the simulated machine. gloo: epsim.deep_ep in processes. npu, cuda: "
+            "an installed deep_ep. reference: the suite's self test"
+        ),
+    ],
+    profile: Annotated[Literal["quick", "full", "soak"], Parameter(help="how much is tried")] = "quick",
+    seed: Annotated[int, Parameter(help="of programs and data")] = 0,
+    schedule_seed: Annotated[int, Parameter(help="of the first schedule of each program")] = 0,
+    strategy: Annotated[str, Parameter(help="of the schedule, with --example")] = "",
+    example: Annotated[str | None, Parameter(help="run this one program, as a failure prints it")] = None,
+    junit: Annotated[Path | None, Parameter(help="also write JUnit XML to this file")] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Judge a backend by the reference: every property, on generated programs that shrink to the smallest.
+
+    Programs are dispatches, cached dispatches and combines on one buffer: routings of all kinds, both dtypes,
+    layouts, biases, several live handles. What a backend lacks is a row with the reason. Exit code 0 if all
+    holds and was really tested; 1 if a property is broken or proved nothing; 3 if the backend cannot run here.
+
+    - `epsim conform --backend gloo`
+    - `epsim conform --backend twin --profile full --junit conform.xml`
+    """
+    from epsim.conform.backends.registry import find_backend
+    from epsim.errors import InputError
+
+    if junit is not None and not junit.parent.is_dir():
+        raise InputError("junit", str(junit), "must be in a folder that exists")
+    if example is None and strategy:
+        raise InputError("strategy", strategy, "goes with --example; a search tries all strategies")
+    for name, value in (("seed", seed), ("schedule_seed", schedule_seed)):
+        if value < 0:
+            raise InputError(name, value, "must not be negative")
+    judged = find_backend(backend)
+    try:
+        if example is not None:
+            return _rerun(judged, example, seed, schedule_seed, strategy)
+        return _search(judged, profile, seed, schedule_seed, junit, json)
+    finally:
+        judged.shutdown()
+
+
+def _search(
+    backend: "Backend", profile: str, seed: int, schedule_seed: int, junit: Path | None, json: bool
+) -> int:
+    from epsim.cli.progress import progress
+    from epsim.conform import run_conformance
+    from epsim.conform.junit import junit_xml
+    from epsim.report.conform import outcome_text
+
+    with progress("cells") as tell:
+        outcome = run_conformance(backend, profile, seed=seed, schedule_seed=schedule_seed, tell=tell)
+    if junit is not None:
+        junit.write_text(junit_xml(outcome), encoding="utf-8")
+    if json:
+        print_json(outcome.to_dict())
+    else:
+        print(outcome_text(outcome))
+    return int(not outcome.is_passed)
+
+
+def _rerun(backend: "Backend", example: str, seed: int, schedule_seed: int, strategy: str) -> int:
+    from epsim.conform.program import read_program
+    from epsim.conform.search import rerun
+    from native.backends.protocol import Schedule, UnsupportedCellError
+
+    program = read_program(example)
+    schedule = Schedule(strategy=strategy, seed=schedule_seed)
+    try:
+        broken = rerun(backend, program, seed=seed, schedule=schedule)
+    except UnsupportedCellError as reason:
+        print(f"unsupported: {reason}")
+        return 1
+    print(f"holds: all {len(program.steps)} calls" if broken is None else f"broken: {broken}")
+    return int(broken is not None)

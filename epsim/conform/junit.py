@@ -1,0 +1,57 @@
+"""A conformance run as JUnit XML, for the pages of CI systems: one case per cell and one per property."""
+
+import xml.etree.ElementTree as ET
+
+from epsim.conform.evidence import PROPERTIES
+from epsim.conform.outcome import CellRow, Outcome, PropertyRow
+
+
+def junit_xml(outcome: Outcome) -> str:
+    """Return the document.
+
+    A failed cell is a failure with its rerun line, an unsupported one is skipped with its reason, a property
+    that proved nothing is a failure. Times in seconds.
+    """
+    suites = ET.Element("testsuites", name=f"epsim conform {outcome.backend}")
+    cells = _suite(suites, f"{outcome.profile}.cells", len(outcome.cells))
+    for row in outcome.cells:
+        _cell(cells, row)
+    properties = _suite(suites, f"{outcome.profile}.properties", len(outcome.properties))
+    for line in outcome.properties:
+        _property(properties, line)
+    for suite in (cells, properties):
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+        suite.set("errors", "0")
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(parent: ET.Element, name: str, count: int) -> ET.Element:
+    return ET.SubElement(parent, "testsuite", name=name, tests=str(count))
+
+
+def _cell(suite: ET.Element, row: CellRow) -> None:
+    case = ET.SubElement(suite, "testcase", classname="cells", name=row.cell, time=f"{row.seconds:.3f}")
+    if row.failure:
+        first = row.failure.text.splitlines()[0] if row.failure.text else ""
+        failure = ET.SubElement(case, "failure", type=row.failure.property, message=_plain(first))
+        failure.text = _plain(f"{row.failure.text}\n{row.failure.rerun}")
+    elif row.verdict == "unsupported":
+        ET.SubElement(case, "skipped", message=_plain(row.unsupported or "no program of it ran"))
+
+
+def _property(suite: ET.Element, row: PropertyRow) -> None:
+    seconds = f"{row.evidence.seconds:.3f}"
+    name = f"{row.name}: {PROPERTIES[row.name]}"
+    case = ET.SubElement(suite, "testcase", classname="properties", name=name, time=seconds)
+    if row.verdict == "failed":
+        message = f"broken in {row.num_failures} cells"
+        ET.SubElement(case, "failure", type=row.name, message=message)
+    elif row.verdict == "proved nothing":
+        ET.SubElement(case, "failure", type="proved nothing", message=row.vacuous or "")
+
+
+def _plain(text: str) -> str:
+    """Return text without the control characters that XML cannot hold."""
+    return "".join(c for c in text if c in "\n\t" or ord(c) >= 32)
