@@ -5,6 +5,7 @@
     python examples/npu_steps.py kernels
     torchrun --nproc-per-node 2 examples/npu_steps.py domain
     torchrun --nproc-per-node 2 examples/npu_steps.py dispatch
+    torchrun --nproc-per-node 8 examples/npu_steps.py conform
 
 Exit code 0 = the step is fine, 1 = it is not, 3 = this machine lacks something, which is named.
 """
@@ -12,6 +13,7 @@ Exit code 0 = the step is fine, 1 = it is not, 3 = this machine lacks something,
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -96,6 +98,19 @@ def dispatch() -> int:
     return int(bool(wrong))
 
 
+def conform() -> int:
+    """Run the conformance suite: every process draws the same programs, and each runs its own rank."""
+    from epsim.conform import run_conformance
+    from epsim.conform.outcome import PROFILES
+    from epsim.report.conform import outcome_text
+
+    backend = npu_backend(SETTINGS)
+    outcome = run_conformance(backend, replace(PROFILES["quick"], max_ranks=backend.device.num_ranks))
+    if backend.device.rank == 0:
+        print(outcome_text(outcome))
+    return int(not outcome.is_passed)
+
+
 def spec(num_ranks: int) -> BufferSpec:
     """Return the buffer of these steps."""
     return BufferSpec(
@@ -104,7 +119,7 @@ def spec(num_ranks: int) -> BufferSpec:
 
 
 STEPS: dict[str, Callable[[], int]] = {
-    step.__name__: step for step in (missing, runtime, kernels, domain, dispatch)
+    step.__name__: step for step in (missing, runtime, kernels, domain, dispatch, conform)
 }
 
 

@@ -1,6 +1,7 @@
 """The program for the first hours on hardware, as far as it goes without one."""
 
 import importlib.util
+import types
 
 import ml_dtypes
 import npukit
@@ -23,7 +24,7 @@ def steps(monkeypatch):
 
 def test_unknown_step(steps, capsys):
     assert steps.main(["fly"]) == 2
-    assert "missing, runtime, kernels, domain, dispatch" in capsys.readouterr().out
+    assert "missing, runtime, kernels, domain, dispatch, conform" in capsys.readouterr().out
 
 
 def test_missing_is_told_with_its_exit_code(steps, capsys, monkeypatch):
@@ -69,3 +70,21 @@ def test_dispatch_is_judged_by_the_reference(steps, capsys, monkeypatch, tmp_pat
     monkeypatch.setattr(NpuSession, "combine", combined)
     assert steps.main(["dispatch"]) == int(damage)
     assert ("wrong: [1]" if damage else "equal the reference") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_passed", [True, False])
+def test_conformance_suite_gets_the_backend(steps, monkeypatch, capsys, tmp_path, is_passed):
+    backend = npukit.backend_of(kit.Bench(tmp_path), 2)
+    given = []
+
+    def run(*arguments):
+        given.append(arguments)
+        return types.SimpleNamespace(is_passed=is_passed)
+
+    monkeypatch.setattr(steps, "npu_backend", lambda settings: backend)
+    monkeypatch.setattr("epsim.conform.run_conformance", run)
+    monkeypatch.setattr("epsim.report.conform.outcome_text", lambda outcome: "the table")
+    assert steps.main(["conform"]) == int(not is_passed)
+    [(judged, profile)] = given
+    assert (judged, profile.name, profile.max_ranks) == (backend, "quick", 2)
+    assert capsys.readouterr().out == "the table\n"
