@@ -18,7 +18,7 @@ typedef struct epsim_machine epsim_machine;
  *   "ub_bytes" [221184]: UB that a kernel may use; behind it lie 8 KiB reserve and the SIMT DCache
  *   "max_steps" [20000000]: scheduler steps until the run counts as livelocked
  *   "trace" [0]: 1 keeps the operation trace for epsim_trace
- *   "sq_depth" [1024], "cq_depth" [64]: ring sizes of a jetty, powers of two
+ *   "sq_depth" [32768], "cq_depth" [64]: ring sizes of a jetty, powers of two
  * Returns NULL on error. */
 epsim_machine* epsim_machine_create(const char* params_json);
 void epsim_machine_destroy(epsim_machine* machine);

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from tests.native.urmakit import NUM_BYTES, STRATEGIES, STRONG, Fabric, rules_over, script_twin_of
+from tests.native.urmakit import NUM_BYTES, STRATEGIES, STRONG, Fabric, build_script_twin, rules_over
 
 FLAG = NUM_BYTES - 8
 BATCH = [(0, 64), (64, 64), (128, 256)]
 
 
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory):
+def twin(jit_cache):
     """Load the twin with the script kernel."""
-    return script_twin_of(tmp_path_factory)
+    return build_script_twin(jit_cache)
 
 
 def told(fabric: Fabric, *offsets: int) -> None:
@@ -142,6 +142,15 @@ def test_unordered_writes_and_their_completions_come_in_many_orders(twin, tmp_pa
 
 def test_strong_writes_land_in_their_order(twin, tmp_path):
     assert orders_seen(twin, tmp_path, "urma_done", order=5, fence=1) == {(1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize("name", UNCOVERED)
+def test_the_empty_machine_sees_no_missing_order(twin, name):
+    """Strategy inorder lands everything in the order of the queue and judges no order."""
+    fabric = Fabric(twin, 0, "inorder")
+    UNCOVERED[name](fabric)
+    fabric.run()
+    np.testing.assert_array_equal(fabric.window(1)[:384], fabric.content[0][:384])
 
 
 def test_events_say_what_a_request_was(twin, tmp_path):

@@ -1,4 +1,4 @@
-"""Two ranks in turn: payload, then flag, in every way that the protocol knows, and in ways that lose the payload."""
+"""Two ranks in turn: payload, then flag, in every way that the protocol knows, and in ways that lose it."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from tests.native.urmakit import (
     STRONG,
     Fabric,
     Queue,
+    build_script_twin,
     rules_over,
-    script_twin_of,
 )
 
 PAYLOAD = 192
@@ -19,9 +19,9 @@ RELAXED = {"order": 1, "completion": 1}
 
 
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory):
+def twin(jit_cache):
     """Load the twin with the script kernel."""
-    return script_twin_of(tmp_path_factory)
+    return build_script_twin(jit_cache)
 
 
 def flag_value(fabric: Fabric, rank: int, turn: int) -> int:

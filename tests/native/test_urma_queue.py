@@ -11,17 +11,17 @@ from tests.native.urmakit import (
     SYNC,
     Fabric,
     Queue,
+    build_script_twin,
     rules_over,
-    script_twin_of,
 )
 
 DEPTH = 8
 
 
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory):
+def twin(jit_cache):
     """Load the twin with the script kernel."""
-    return script_twin_of(tmp_path_factory)
+    return build_script_twin(jit_cache)
 
 
 def publish(queue: Queue, head: int) -> Queue:
@@ -92,7 +92,7 @@ def test_blocks_written_by_another_aiv(twin, sync):
         owner.head = 2
         owner.ring()
 
-    # Without the other AIV's words the block still is of the lap before: which rule breaks depends on the schedule.
+    # Without the other AIV's words the block is of the lap before: the schedule decides which rule breaks.
     rules = rules_over(twin, build, range(8), aivs=2)
     assert rules == {""} if sync else {"sq_two_producers"} <= rules <= {"sq_two_producers", "sqe_bad_owner"}
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from reference.memory.descriptor import Sge, write_sqe
-from tests.native.urmakit import NUM_BYTES, STRATEGIES, STRONG, Fabric, Queue, rules_over, script_twin_of
+from tests.native.urmakit import NUM_BYTES, STRATEGIES, STRONG, Fabric, Queue, build_script_twin, rules_over
 
 FLAG = NUM_BYTES - 8
 
 
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory):
+def twin(jit_cache):
     """Load the twin with the script kernel."""
-    return script_twin_of(tmp_path_factory)
+    return build_script_twin(jit_cache)
 
 
 def hand_over(fabric: Fabric, *ranges: tuple[int, int]) -> None:

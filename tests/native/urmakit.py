@@ -1,7 +1,7 @@
 """Scripts for the URMA engine: tests write requests, ring doorbells and take completions from Python.
 
-Each AIV plays a list of steps (tests/native/urma/script.cpp). Requests are packed by reference.memory.descriptor, so
-the two sides of the bits meet here.
+Each AIV plays a list of steps (tests/native/urma/script.cpp). Requests are packed by
+reference.memory.descriptor, so the two sides of the bits meet here.
 """
 
 import json
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from native.errors import TwinViolation
 from native.settings import JitSettings
 from native.sources import FOLDERS
 from native.twin import Twin, TwinMachine, build_twin
 from reference.memory.descriptor import JETTY_INFO, Peer, Sge, Sqe, nop_sqe, write_sqe
+from tests.native.jitkit import STRICT
 
 STRATEGIES = ("random", "pct", "delay_pipe", "late")
 NUM_BYTES = 4096
@@ -31,8 +31,7 @@ END, STORE, FENCE, POLL, READ, SYNC, LANES, COPY = range(8)
 def build_script_twin(cache: Path) -> Twin:
     """Compile the twin with the script kernel alone."""
     folders = {**FOLDERS, "kernels": Path(__file__).parent / "urma"}
-    flags = ("-Wall", "-Wextra", "-Werror")
-    return Twin(build_twin(JitSettings(cache_dirs=(cache,)), folders, flags))
+    return Twin(build_twin(JitSettings(cache_dirs=(cache,)), folders, STRICT))
 
 
 @dataclass
@@ -104,7 +103,7 @@ class Queue:
         return self.post(self.request(offset, num_bytes, **options))
 
     def notify(self, offset: int, num_bytes: int, word: int, value: int, **flags: int) -> Sqe:
-        """Return such a request that then stores `value` at window[word:]; its notify takes two elements' place."""
+        """Return such a request that then stores `value` at window[word:]: two elements more."""
         sqe = self.request(offset, num_bytes, **flags)
         peer = (self.rank + 1) % self.fabric.num_ranks
         info = self.fabric.peer(self.rank, peer)
@@ -149,11 +148,6 @@ class Queue:
         return self
 
 
-def script_twin_of(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """Compile the twin once per session, or load what another module of tests compiled."""
-    return build_script_twin(tmp_path_factory.getbasetemp() / "script_twin")
-
-
 class Fabric:
     """A machine with windows, sources that identify themselves, and jetties."""
 
@@ -182,7 +176,7 @@ class Fabric:
         self.scripts: dict[tuple[int, int], Script] = {}
 
     def queue(self, rank: int = 0, aiv: int = 0, *, jetty: int | None = None) -> Queue:
-        """Return the queue of an AIV, or another jetty of its rank, whose steps go to the script of that AIV."""
+        """Return the queue of an AIV, or another jetty of its rank; steps go to the script of that AIV."""
         table = self.machine.read(self.machine.find(rank, "jetty_table"), self.num_aivs, "<u8")
         row = self.machine.read(int(table[aiv if jetty is None else jetty]), 1, JETTY_INFO)[0]
         info = {name: int(row[name]) for name in JETTY_INFO.names or ()}
