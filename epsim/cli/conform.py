@@ -32,7 +32,7 @@ def conform(
 
     Programs are dispatches, cached dispatches and combines on one buffer: routings of all kinds, both dtypes,
     layouts, biases, several live handles. What a backend lacks is a row with the reason. Exit code 0 if all
-    holds and was really tested; 1 if a property is broken or proved nothing; 3 if the backend cannot run here.
+    holds and was really tested; 1 if a property is broken or proved nothing; 3 if it cannot run here.
 
     - `epsim conform --backend gloo`
     - `epsim conform --backend twin --profile full --junit conform.xml`

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from epsim.conform.program import Cached, Combine, Dispatch, PayloadType, Program, Step
 from epsim.testing.extra import load_hypothesis
-from epsim.testing.strategies import ALIGNMENTS, ep_configs, routings
+from epsim.testing.strategies import ALIGNMENTS, draw_config, draw_routing
 from native.backends.protocol import Capabilities, Feature
-from reference.config import EPConfig
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-Scenario = Literal["dispatch", "no_sync", "cached", "combine", "round_trip", "sequence", "wide"]
+Scenario = Literal["dispatch", "no_sync", "cached", "combine", "round_trip", "handles", "sequence", "wide"]
 AXES: Mapping[Scenario, Mapping[str, tuple[str, ...]]] = {
     "dispatch": {"layout": ("expanded", "deduplicated", "hybrid"), "payload": ("bf16", "fp8", "fp8_columns")},
     "no_sync": {"layout": ("expanded", "deduplicated"), "payload": ("bf16", "fp8", "fp8_columns")},
@@ -25,6 +24,7 @@ AXES: Mapping[Scenario, Mapping[str, tuple[str, ...]]] = {
         "biases": ("0", "1", "2"),
     },
     "round_trip": {"layout": ("expanded", "deduplicated"), "payload": ("bf16", "fp8")},
+    "handles": {"layout": ("expanded", "deduplicated"), "call": ("combine", "cached")},
     "sequence": {"layout": ("expanded", "deduplicated"), "reduction": ("rank_reduced", "one_rounding")},
     "wide": {"payload": ("bf16", "fp8")},
 }
@@ -132,6 +132,14 @@ class _Writer:
             steps.append(self._cached(draw, 0, self._payload("bf16")))
         elif scenario in ("combine", "round_trip", "wide"):
             steps.append(self._combine(draw, 0, first))
+        elif scenario == "handles":
+            # The older of two handles is used, then the newer one.
+            steps.append(self._dispatch(draw, (len(first.topk),)))
+            for of in (0, 1):
+                if self.cell.has("cached"):
+                    steps.append(self._cached(draw, of, self._any_payload(draw)))
+                else:
+                    steps.append(self._combine(draw, of, cast("Dispatch", steps[of])))
         elif scenario == "sequence":
             steps += self._more(draw, steps)
         return Program(
@@ -188,18 +196,18 @@ class _Writer:
         return int(draw(self.st.integers(1, min(3, max(1, hidden // 32)))))
 
     def _dispatch(self, draw: "DrawFn", ranks: tuple[int, ...]) -> Dispatch:
-        config: EPConfig = draw(
-            ep_configs(
-                num_ranks=ranks,
-                max_topk=self.can.max_topk,
-                max_tokens=self.sizes.max_tokens,
-                max_experts_per_rank=self.sizes.max_experts_per_rank,
-                alignments=ALIGNMENTS if self.can.power_of_two_alignment else (*ALIGNMENTS, 3),
-            )
+        config = draw_config(
+            draw,
+            num_ranks=ranks,
+            hidden=(1,),  # drawn per call: several shapes share a buffer
+            max_topk=self.can.max_topk,
+            max_tokens=self.sizes.max_tokens,
+            max_experts_per_rank=self.sizes.max_experts_per_rank,
+            alignments=ALIGNMENTS if self.can.power_of_two_alignment else (*ALIGNMENTS, 3),
         )
-        topk = draw(routings(config, weights=False))
+        topk = draw_routing(draw, config, weights=False)
         flag = self.st.booleans()
-        is_sequence = self.cell.scenario in ("sequence", "combine")
+        is_sequence = self.cell.scenario in ("sequence", "combine", "handles")
         is_open = is_sequence or self.cell.scenario == "cached"
         payload = self._any_payload(draw) if is_open else self._payload("bf16")
         hidden = self._hidden(draw)

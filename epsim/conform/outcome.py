@@ -38,7 +38,7 @@ PROFILES = {
     for profile in (
         Profile(
             name="quick",
-            examples_per_cell=12,
+            examples_per_cell=24,
             schedules=2,
             max_ranks=4,
             max_tokens=4,

@@ -245,6 +245,7 @@ class ProgramRun:
     def _combine(self, session: Session, call: int, step: Combine) -> None:
         alive = self.alive[step.of % len(self.alive)]
         tokens, columns = alive.topk.tokens_per_rank, alive.config.num_topk
+        outputs = None
         if step.received:
             y = [[as_expert_rows(r.recv_x) for r in side] for side in (alive.have.received, alive.wanted)]
         else:
@@ -254,7 +255,7 @@ class ProgramRun:
         if step.weights:
             by_token = [token_weights(r, i, call) for r, i in enumerate(alive.topk.topk_idx)]
             weights = [placed_weights(handles, by_token) for handles in (alive.have.handles, alive.handles)]
-        bias = biases(step, tokens, call, self.seed)
+        bias = biases(step, tokens, call, self.seed, outputs)
         given = [*y[0], *(weights[0] or []), *(rows for one in bias for rows in one)]
         before = _bytes_of(given)
         request = CombineCall(y=y[0], topk_weights=weights[0], bias=bias)

@@ -74,13 +74,26 @@ def wild_rows(rng: np.random.Generator, shape: tuple[int, int, int], kind: Kind)
         return values.astype(BF16)
 
 
-def biases(step: Combine, tokens: tuple[int, ...], call: int, seed: int) -> tuple[list[Array], ...]:
-    """Return the biases, each per rank [T, H] bf16."""
-    found = []
+def biases(
+    step: Combine, tokens: tuple[int, ...], call: int, seed: int, outputs: list[Array] | None
+) -> tuple[list[Array], ...]:
+    """Return the biases, each per rank [T, H] bf16.
+
+    A third of their elements undo the first choice's output, or the bias before: only then does the place
+    of a bias among the terms show in the bits of the sum.
+    """
+    found: list[list[Array]] = []
     for number in range(step.biases):
-        ranks = [np.random.default_rng((seed, call, rank, 2 + number)) for rank in range(len(tokens))]
-        pairs = zip(ranks, tokens, strict=True)
-        found.append([wild_rows(rng, (count, 1, step.hidden), step.values)[:, 0] for rng, count in pairs])
+        ranks = []
+        for rank, count in enumerate(tokens):
+            rng = np.random.default_rng((seed, call, rank, 2 + number))
+            bias = wild_rows(rng, (count, 1, step.hidden), step.values)[:, 0]
+            before = found[-1][rank] if found else None if outputs is None else outputs[rank][:, 0]
+            if before is not None:
+                undo = rng.random(bias.shape) < 1 / 3
+                bias[undo] = -before[undo]
+            ranks.append(bias)
+        found.append(ranks)
     return tuple(found)
 
 

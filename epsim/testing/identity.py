@@ -1,7 +1,8 @@
 """Payload rows that say who they are: source rank, token, call and column, even after fp8.
 
-The sign of column c is bit c mod 32 of the row's word; the magnitude of an ordinary element names its column.
-Special elements (zero, denormal, largest, Inf, NaN) keep their sign, so a row names itself whatever it holds.
+The sign of column c is bit c mod 32 of the row's word (half of the bits turned); the magnitude of an
+ordinary element names its column. Special elements (zero, denormal, largest, Inf, NaN) keep their sign, so a
+row names itself whatever it holds.
 Only bytes are written and read: nothing is rounded.
 """
 
@@ -16,12 +17,15 @@ from epsim.errors import InputError
 
 Array = npt.NDArray[Any]
 Kind = Literal["plain", "special", "zeros", "equal"]
-"""plain: every column readable. special: a quarter of the elements special. zeros and equal say nothing."""
+"""plain: every column readable. special: a quarter or more of the elements special, each kind in each row.
+zeros and equal say nothing."""
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 WORD_COLUMNS = 32
 """Bits of a row's word, and the least hidden whose rows are readable."""
+MASK = np.uint32(0xA5C3965A)
+"""Turned bits: without them the first row would have no negative element, so no -0."""
 RANK_BITS, TOKEN_BITS = 8, 14
 """The rest, 10 bits, is the call. Ranks: at most 256 (deepep-ascend.md section 1.10)."""
 SHARE_OF_SPECIALS = 0.25
@@ -101,13 +105,18 @@ def marked_rows(
     word = token << np.uint32(RANK_BITS)
     if kind != "equal":
         word |= np.uint32(src | call % 2 ** (32 - RANK_BITS - TOKEN_BITS) << (RANK_BITS + TOKEN_BITS))
+    word ^= MASK
     column = np.arange(hidden)
     sign = (word[:, None] >> (column % WORD_COLUMNS).astype(np.uint32)) & np.uint32(1)
     magnitude = np.broadcast_to(code.first + column % code.count, sign.shape).astype(code.bits)
     if kind == "special":
         rng = np.random.default_rng((seed, src, call))
+        specials = np.array(code.specials, code.bits)
         odd = rng.random(sign.shape) < SHARE_OF_SPECIALS
-        magnitude[odd] = rng.choice(np.array(code.specials, code.bits), int(odd.sum()))
+        magnitude[odd] = rng.choice(specials, int(odd.sum()))
+        # Chance alone would leave short rows without a -0: each row gets all, negative ones first.
+        places = np.argsort(rng.random(sign.shape) - sign, axis=1)[:, : len(specials)]
+        np.put_along_axis(magnitude, places, np.broadcast_to(specials, places.shape), axis=1)
     top = code.bits(8 * np.dtype(dtype).itemsize - 1)
     return (magnitude | (sign.astype(code.bits) << top)).view(dtype)
 
@@ -128,7 +137,7 @@ def read_identity(row: Array) -> Identity:
       row: [H] of the dtype that it was made in; unpacked or cast rows keep their signs and are read alike if
         their dtype is one of the two.
     """
-    word = int(read_words(row[None])[0])
+    word = int(read_words(row[None])[0] ^ MASK)
     return Identity(
         src=word % 2**RANK_BITS,
         token=(word >> RANK_BITS) % 2**TOKEN_BITS,

@@ -47,19 +47,42 @@ def ep_configs(
     st = load_hypothesis().strategies
 
     def config(draw: "DrawFn") -> EPConfig:
-        ep_size = draw(st.sampled_from(num_ranks))
-        num_experts = ep_size * draw(st.integers(1, max_experts_per_rank))
-        return EPConfig(
-            ep_size=ep_size,
-            num_experts=num_experts,
-            num_topk=draw(st.integers(1, min(num_experts, max_topk))),
-            hidden=draw(st.sampled_from(hidden)),
-            num_max_tokens_per_rank=draw(st.integers(1, max_tokens)),
-            expert_alignment=draw(st.sampled_from(alignments)),
+        return draw_config(
+            draw,
+            num_ranks=num_ranks,
+            hidden=hidden,
+            max_topk=max_topk,
+            max_tokens=max_tokens,
+            max_experts_per_rank=max_experts_per_rank,
+            alignments=alignments,
         )
 
     strategy: SearchStrategy[EPConfig] = st.composite(config)()
     return strategy
+
+
+def draw_config(
+    draw: "DrawFn",
+    *,
+    num_ranks: tuple[int, ...],
+    hidden: tuple[int, ...],
+    max_topk: int,
+    max_tokens: int,
+    max_experts_per_rank: int,
+    alignments: tuple[int, ...],
+) -> EPConfig:
+    """Draw a group inside a composite strategy; the arguments are those of `ep_configs`."""
+    st = load_hypothesis().strategies
+    ep_size = draw(st.sampled_from(num_ranks))
+    num_experts = ep_size * draw(st.integers(1, max_experts_per_rank))
+    return EPConfig(
+        ep_size=ep_size,
+        num_experts=num_experts,
+        num_topk=draw(st.integers(1, min(num_experts, max_topk))),
+        hidden=draw(st.sampled_from(hidden)),
+        num_max_tokens_per_rank=draw(st.integers(1, max_tokens)),
+        expert_alignment=draw(st.sampled_from(alignments)),
+    )
 
 
 def routings(
@@ -78,25 +101,30 @@ def routings(
     st = load_hypothesis().strategies
 
     def routing(draw: "DrawFn") -> TopK:
-        experts = list(range(config.num_experts))
-        if draw(st.booleans()) if skewed is None else skewed:
-            home = draw(st.integers(0, config.ep_size - 1))
-            experts = [e for e in experts if config.expert_ranks()[e] == home] or experts
-        most, width = config.num_max_tokens_per_rank, min(config.num_topk, len(experts))
-        # Half of the routings leave nothing out: otherwise most would be nearly empty.
-        is_full = draw(st.booleans())
-        choices = st.lists(
-            st.sampled_from(experts), min_size=width if is_full else 0, max_size=width, unique=True
-        )
-        tokens = st.lists(choices, min_size=most if is_full else 0, max_size=most)
-        ranks = [_token_rows(draw(tokens), config, draw, st) for _ in range(config.ep_size)]
-        given = None
-        if draw(st.booleans()) if weights is None else weights:
-            given = tuple(token_weights(rank, idx) for rank, idx in enumerate(ranks))
-        return TopK(num_experts=config.num_experts, topk_idx=tuple(ranks), topk_weights=given)
+        return draw_routing(draw, config, weights=weights, skewed=skewed)
 
     strategy: SearchStrategy[TopK] = st.composite(routing)()
     return strategy
+
+
+def draw_routing(
+    draw: "DrawFn", config: EPConfig, *, weights: bool | None = None, skewed: bool | None = None
+) -> TopK:
+    """Draw a routing inside a composite strategy; the arguments are those of `routings`."""
+    st = load_hypothesis().strategies
+    experts = list(range(config.num_experts))
+    if draw(st.booleans()) if skewed is None else skewed:
+        home = draw(st.integers(0, config.ep_size - 1))
+        owner = config.expert_ranks()
+        experts = [e for e in experts if owner[e] == home] or experts
+    most, width = config.num_max_tokens_per_rank, min(config.num_topk, len(experts))
+    choices = st.lists(st.sampled_from(experts), max_size=width, unique=True)
+    tokens = st.lists(choices, max_size=most)
+    ranks = [_token_rows(draw(tokens), config, draw, st) for _ in range(config.ep_size)]
+    given = None
+    if draw(st.booleans()) if weights is None else weights:
+        given = tuple(token_weights(rank, idx) for rank, idx in enumerate(ranks))
+    return TopK(num_experts=config.num_experts, topk_idx=tuple(ranks), topk_weights=given)
 
 
 def _token_rows(

@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from epsim.conform.backends.reference import ReferenceBackend, ReferenceSession
-from reference.combine import combine
 from reference.definition_combine import columns_by_rank, rows_by_choice, sum_rows
-from reference.formats.dtypes import is_float, is_nan, to_bits, widen
-from reference.handle import Handle
-from reference.order import ONE_ROUNDING
+from reference.formats.dtypes import is_nan, widen
 from reference.poison import poison
 
 FAULTS = {}
@@ -109,12 +106,12 @@ def spoil_elements(have, mask):
 
 @fault("received")
 def row_lost(have, _call, _memory):
-    return spoil_rows(have, "recv_x", lambda x, real: poison(x[real[-1:]]))
+    return spoil_rows(have, "recv_x", lambda x, real: poison(x[real[-1]]))
 
 
 @fault("received")
 def row_of_zeros(have, _call, _memory):
-    return spoil_rows(have, "recv_x", lambda x, real: x[real[-1:]].view(np.uint8).fill(0))
+    return spoil_rows(have, "recv_x", lambda x, real: x[real[-1]].view(np.uint8).fill(0))
 
 
 @fault("received")
@@ -129,7 +126,7 @@ def rows_swapped(have, _call, _memory):
 
 @fault("received")
 def column_swapped_between_tokens(have, _call, _memory):
-    """What sorting the columns of both sides would hide."""
+    """Hidden by a comparison that sorts columns."""
     return spoil_two_tokens(have, lambda x, a, b: swap(x.view(np.uint8)[:, -1], a, b))
 
 
@@ -205,9 +202,7 @@ def scales_in_the_other_memory_order(have, _call, _memory):
     def turned(s):
         return None if s is None else np.ascontiguousarray(s) if s.strides[0] == 2 else np.asfortranarray(s)
 
-    return replace(
-        have, received=tuple(replace(r, recv_scales=turned(r.recv_scales)) for r in have.received)
-    )
+    return replace(have, received=tuple(replace(r, recv_scales=turned(r.recv_scales)) for r in have.received))
 
 
 def _padding(handle):
@@ -253,9 +248,9 @@ def stats_overwritten(have, _call, _memory):
 def stats_of_aligned_counts(have, _call, _memory):
     return _stats(
         have,
-        lambda h, stats: stats
-        - h.num_unaligned_recv_tokens_per_expert
-        + np.diff(h.block_starts()).astype(np.int32),
+        lambda h, stats: (
+            stats - h.num_unaligned_recv_tokens_per_expert + np.diff(h.block_starts()).astype(np.int32)
+        ),
     )
 
 
@@ -313,9 +308,7 @@ def psum_of_experts_off_by_one(have, _call, _memory):
 
 
 def _table(have, change, least=1):
-    return spoil_handle(
-        have, "recv_src_metadata", change, applies=lambda h: h.num_real_recv_tokens >= least
-    )
+    return spoil_handle(have, "recv_src_metadata", change, applies=lambda h: h.num_real_recv_tokens >= least)
 
 
 @fault("handle")
@@ -381,9 +374,7 @@ def place_of_an_expert_that_is_elsewhere(have, _call, _memory):
 
 @fault("handle")
 def send_slot_off_by_one(have, _call, _memory):
-    return spoil_handle(
-        have, "dst_buffer_slot_idx", lambda v, _: np.where(v >= 0, v + 1, v).astype(np.int32)
-    )
+    return spoil_handle(have, "dst_buffer_slot_idx", lambda v, _: np.where(v >= 0, v + 1, v).astype(np.int32))
 
 
 @fault("handle")
@@ -423,9 +414,7 @@ def cached_dispatch_keeps_old_weights(have, _call, memory):
     if have.received[0].recv_topk_weights is None or old[0].recv_topk_weights is None:
         return have
     pairs = zip(have.received, old, strict=True)
-    return replace(
-        have, received=tuple(replace(r, recv_topk_weights=o.recv_topk_weights) for r, o in pairs)
-    )
+    return replace(have, received=tuple(replace(r, recv_topk_weights=o.recv_topk_weights) for r, o in pairs))
 
 
 # --- combine ---------------------------------------------------------------------------------------------
@@ -443,6 +432,8 @@ def own_sums(before, call, *, in_rank=True, order=sorted, dropped=(), rounded=Fa
             for rank, columns in groups.items():
                 rows = {k: call.y[rank][where[handle.rank, token, k, rank]] for k in columns}
                 rows = {k: rows[k] for k in order(rows) if k not in dropped}
+                if not rows:
+                    continue
                 if in_rank:
                     terms[columns[-1]] = _total(list(rows.values()), [], rounded)
                 else:
@@ -563,7 +554,7 @@ def cached_dispatch_uses_the_latest_handle(session):
 
 @fault("session")
 def results_live_in_the_buffer(session):
-    """The next call overwrites what the last one returned."""
+    """Let the next call overwrite what the last one returned."""
     right = session.inner.dispatch_cached
 
     def cached(before, call):
@@ -621,6 +612,7 @@ class FaultySession:
     """A session of the reference; what comes out goes through the fault."""
 
     def __init__(self, backend, spec, schedule):
+        """Open the right one."""
         self.inner = _Inner(backend.edition, spec, schedule)
         self.stage, self.function = FAULTS.get(backend.fault, ("none", None))
         self.memory = {}
