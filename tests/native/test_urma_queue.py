@@ -116,6 +116,7 @@ DOORBELLS = {
     "beyond the head": ("doorbell_beyond_head", lambda q: q.write(0).ring(2)),
     "before the head is published": ("doorbell_beyond_head", lambda q: q.write(0).ring(1, published=0)),
     "backwards": ("doorbell_beyond_head", lambda q: q.write(0).ring().ring(0)),
+    "with the head set back": ("doorbell_beyond_head", lambda q: q.write(0).ring().ring(published=0)),
     "with completions in its upper half": ("bad_argument", lambda q: q.write(0).ring(1 | 1 << 32)),
     "before the last request is written": ("sqe_bad_owner", lambda q: q.write(0).ring(2, published=2)),
     "head without a fence": ("doorbell_beyond_head", lambda q: publish(q.write(0), 1).bell(1)),
