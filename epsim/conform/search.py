@@ -166,9 +166,9 @@ class _Search:
         def explore(program: Program) -> None:
             trial.run(program)
 
-        explore = settings(hypothesis.seed(self.seed)(hypothesis.given(strategy)(explore)))
+        search: Callable[[], None] = settings(hypothesis.seed(self.seed)(hypothesis.given(strategy)(explore)))
         try:
-            explore()
+            search()
         except (PropertyBroken, hypothesis.errors.Flaky):
             # A machine without a seed of its own may not show it again; what was seen was seen.
             if trial.smallest is None:

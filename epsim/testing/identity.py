@@ -118,7 +118,8 @@ def marked_rows(
         places = np.argsort(rng.random(sign.shape) - sign, axis=1)[:, : len(specials)]
         np.put_along_axis(magnitude, places, np.broadcast_to(specials, places.shape), axis=1)
     top = code.bits(8 * np.dtype(dtype).itemsize - 1)
-    return (magnitude | (sign.astype(code.bits) << top)).view(dtype)
+    rows: Array = (magnitude | (sign.astype(code.bits) << top)).view(dtype)
+    return rows
 
 
 def read_words(rows: Array) -> npt.NDArray[np.uint32]:
@@ -127,7 +128,8 @@ def read_words(rows: Array) -> npt.NDArray[np.uint32]:
     bits = np.ascontiguousarray(rows[:, :WORD_COLUMNS]).view(code.bits)
     sign = (bits >> code.bits(8 * rows.dtype.itemsize - 1)).astype(np.uint32)
     places = np.arange(bits.shape[1], dtype=np.uint32)
-    return np.bitwise_or.reduce(sign << places, axis=1, initial=np.uint32(0))
+    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(sign << places, axis=1, initial=np.uint32(0))
+    return words
 
 
 def read_identity(row: Array) -> Identity:

@@ -161,7 +161,7 @@ def payloads(
     topk: TopK,
     hidden: int,
     *,
-    dtype: npt.DTypeLike = None,
+    dtype: npt.DTypeLike | None = None,
     num_packs: int = 0,
     pack: npt.DTypeLike = np.int16,
 ) -> "SearchStrategy[tuple[list[Array], list[Array] | None]]":

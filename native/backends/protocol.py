@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from reference.config import EPConfig
-from reference.handle import EditionName, Handle
+from reference.handle import Handle
 from reference.topk import TopK
 
 Array = npt.NDArray[Any]
 PerRank = Sequence[Array]
+EditionName = Literal["ascend", "nvidia-v2.5", "nvidia-v2"]
+"""Names of `reference.edition`."""
 Feature = Literal[
     "expanded",
     "deduplicated",

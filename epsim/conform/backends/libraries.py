@@ -105,7 +105,8 @@ def cuda_backend() -> "LibraryBackend":
 
 
 def _need(module: str, sentence: str) -> None:
-    if find_spec(module) is None:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:  # a folder of that name is no package
         raise MissingExtraError(sentence)
 
 
@@ -121,7 +122,8 @@ def _num_devices(library: Library) -> int:
         reason = " ".join(str(error).split())
         raise MissingExtraError(f"torch cannot use {library.device} devices here: {reason}") from None
     if not count:
-        raise MissingExtraError(f"--backend {library.name} needs {library.device} devices, there are none")
+        sentence = f"--backend {library.name} needs {library.device} devices, there are none here"
+        raise MissingExtraError(f"{sentence}; docs/hardware-status.md has the command for such a machine")
     return count
 
 
@@ -290,7 +292,9 @@ def _numbers(before: Dispatched) -> tuple[int, ...]:
 
 def _handle(fields: dict[str, Any], rank: int, config: EPConfig, topk: TopK, mode: DispatchMode) -> Handle:
     """Return what a library's handle holds, in the reference's form."""
-    values = {name: _strided(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    values: dict[str, Any] = {
+        name: _strided(value) if isinstance(value, tuple) else value for name, value in fields.items()
+    }
     values["num_recv_tokens_per_expert_list"] = tuple(values["num_recv_tokens_per_expert_list"])
     return Handle(
         rank=rank,
@@ -302,7 +306,7 @@ def _handle(fields: dict[str, Any], rank: int, config: EPConfig, topk: TopK, mod
     )
 
 
-def _strided(sent: tuple[Array, tuple[int, ...]] | None) -> Array | None:
+def _strided(sent: tuple[Array, tuple[int, ...]] | None) -> Any:  # noqa: ANN401 - an array or None
     """Return an array as its process had it: column-major where its strides say so."""
     if sent is None:
         return None

@@ -60,7 +60,9 @@ class Pool:
 
     def _answers(self, num_ranks: int, timeout_secs: float) -> list[Any]:
         deadline = time.monotonic() + timeout_secs
-        results, problems, is_whole = [], [], True
+        results: list[Any] = []
+        problems: list[str] = []
+        is_whole = True
         for rank, (_, pipe) in enumerate(self.workers[:num_ranks]):
             wait = GRACE_SECS if problems else deadline - time.monotonic()
             if not pipe.poll(max(0.0, wait)):
