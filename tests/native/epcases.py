@@ -18,11 +18,14 @@ def draw_routing(rng: np.random.Generator, config: EPConfig) -> TopK:
     is_skewed, masked = rng.random() < 0.2, rng.choice([0, 0.2, 0.9])
     for _ in range(config.ep_size):
         num_tokens = int(rng.integers(0, config.num_max_tokens_per_rank + 1))
-        rows = [
-            np.arange(config.num_topk) if is_skewed else rng.permutation(config.num_experts)[: config.num_topk]
-            for _ in range(num_tokens)
-        ]  # fmt: skip
-        idx = np.array(rows, dtype=np.int64).reshape(num_tokens, config.num_topk)
+        rows = [rng.permutation(config.num_experts) for _ in range(num_tokens)]
+        if is_skewed:
+            rows = [np.arange(config.num_experts)] * num_tokens
+        idx = (
+            np.array(rows, dtype=np.int64)
+            .reshape(num_tokens, config.num_experts)[:, : config.num_topk]
+            .copy()
+        )
         idx[rng.random(idx.shape) < masked] = -1
         ids.append(idx)
         weights.append(rng.standard_normal(idx.shape).astype(np.float32))
@@ -95,7 +98,7 @@ class Sequence:
         """Run a fresh dispatch and compare everything that it leaves."""
         case, group, before = self.case, self.group, self.heads()
         weights = case.topk.topk_weights if case.with_weights else None
-        payload = draw_payload(self.rng, case, case.dtype)
+        payload = self.payload = draw_payload(self.rng, case, case.dtype)
         stats = [self.rng.integers(0, 100, group.num_local).astype(np.int32) for _ in self.ranks]
         self.done = start_dispatch(group, payload, case.dtype, weights=weights, stats=stats)
         group.machine.run()

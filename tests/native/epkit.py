@@ -14,8 +14,6 @@ from reference.memory.workspace import WORKSPACE_BYTES, workspace_field
 from reference.placement import worst_case_rows
 from reference.topk import TopK
 
-UB_BYTES = 221184
-
 
 class _Member(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("offset", ctypes.c_uint32), ("num_bytes", ctypes.c_uint32))
@@ -66,6 +64,7 @@ class Case:
     switches: Mapping[str, int] = field(default_factory=dict)
     num_threads: int = 64
     sq_depth: int = 1024
+    ub_bytes: int = 221184
 
 
 class Group:
@@ -79,7 +78,12 @@ class Group:
         self.num_local = case.config.num_experts // self.num_ranks
         self.machine = TwinMachine(
             twin,
-            {"ranks": self.num_ranks, "aivs": case.num_aivs, "ub_bytes": UB_BYTES, "sq_depth": case.sq_depth}
+            {
+                "ranks": self.num_ranks,
+                "aivs": case.num_aivs,
+                "ub_bytes": case.ub_bytes,
+                "sq_depth": case.sq_depth,
+            }
             | dict(params),
         )
         self.record = self.dispatch_record(case.dtype, fresh=True)
@@ -117,7 +121,7 @@ class Group:
             "timeout_cycles": 10**15, "num_ranks": self.num_ranks, "num_experts": config.num_experts,
             "num_topk": config.num_topk, "num_max_tokens": config.num_max_tokens_per_rank,
             "expert_alignment": config.expert_alignment, "num_aivs": case.num_aivs,
-            "num_threads": case.num_threads, "hidden": config.hidden, "ub_bytes": UB_BYTES,
+            "num_threads": case.num_threads, "hidden": config.hidden, "ub_bytes": case.ub_bytes,
             "sq_depth": case.sq_depth, "cpu_sync": case.cpu_sync, "zero_padding": case.zero_padding,
             "window": self.windows[rank], "host_workspace": self.hosts[rank], "rank": rank,
             "num_tokens": len(case.topk.topk_idx[rank]),
