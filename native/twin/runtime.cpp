@@ -38,6 +38,7 @@ struct Call {
   void land_own(const Span& span) const {
     if (!core.in_flight().empty()) {
       core.in_flight().land_overlapping(span);
+      core.refresh();  // nothing may be left to land: the next pick must know
     }
   }
   void polled(const Span& span, Via via) const {
