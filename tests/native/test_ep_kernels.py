@@ -1,4 +1,4 @@
-"""The EP kernels on the twin: dispatch, combine and cached dispatch equal the definition in every schedule."""
+"""The EP kernels on the twin: dispatch, combine, cached dispatch equal the definition in every schedule."""
 
 import dataclasses
 
