@@ -238,3 +238,9 @@ def start_combine(group, dispatched, y, *, weights=None, biases=()):
         group.launch(rank, "combine_epilogue", "CombineEpilogueArgs", bias=bias, **found)
         outputs.append(found)
     return outputs
+
+
+def start_barrier(group):
+    """Queue the standalone barrier, which drains every jetty, on all ranks."""
+    for rank in range(group.num_ranks):
+        group.launch(rank, "barrier", "BarrierArgs", num_jetties=group.case.num_aivs)

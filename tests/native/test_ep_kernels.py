@@ -13,7 +13,7 @@ from reference.placement import plan_dispatch
 from reference.topk import TopK
 from tests.native import epchecks as checks
 from tests.native.epcases import Sequence, draw_case
-from tests.native.epkit import Case
+from tests.native.epkit import Case, start_barrier
 
 STRATEGIES = ("random", "pct", "delay_pipe", "late", "inorder")
 
@@ -84,6 +84,19 @@ def test_worked_example(twin, example):
         np.testing.assert_array_equal(found["slots"], handle.dst_buffer_slot_idx)
         np.testing.assert_array_equal(found["pairs"], handle.dst_gsge_idx)
         np.testing.assert_array_equal(found["metadata"], handle.recv_src_metadata)
+    sequence.combine()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_barriers_stay_in_step(twin, example, strategy):
+    """The four states of the signals follow each other, between calls too."""
+    sequence = Sequence(twin, example, np.random.default_rng(0), {"strategy": strategy})
+    for round_idx in range(7):
+        start_barrier(sequence.group)
+        if round_idx == 3:
+            sequence.dispatch()
+    sequence.group.machine.run()
+    checks.check_workspace(sequence.group)
     sequence.combine()
 
 
