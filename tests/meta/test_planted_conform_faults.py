@@ -63,7 +63,7 @@ def test_every_fault_is_killed_and_shrinks(fault):
 @pytest.mark.parametrize("edition", ["ascend", "nvidia-v2.5"])
 def test_a_right_backend_passes(edition):
     """No false alarm, and nothing is vacuous; what the edition lacks is a row with the reason."""
-    profile = dataclasses.replace(PROFILES["quick"], examples_per_cell=10)
+    profile = dataclasses.replace(ONE_SCHEDULE, examples_per_cell=10)
     outcome = run_conformance(ReferenceBackend(edition=edition), profile)
     assert outcome.failures == ()
     assert outcome.vacuous == ()
