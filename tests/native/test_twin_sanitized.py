@@ -11,7 +11,7 @@ NATIVE = Path(__file__).parents[2] / "native"
 MAIN = Path(__file__).parent / "twin_sanitized" / "main.cpp"
 FLAGS = (
     "-std=c++20",
-    "-O1",
+    "-O0",
     "-g1",
     "-Wall",
     "-Wextra",
@@ -26,16 +26,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a program that runs all kernels of the tests, with both sanitizers."""
     folder = tmp_path_factory.mktemp("sanitized")
     (folder / "kernels").symlink_to(KERNELS)
-    sources = [MAIN, *sorted(KERNELS.glob("*.cpp")), *sorted((NATIVE / "twin").glob("*.cpp"))]
-    includes = [f"-I{path}" for path in (NATIVE, NATIVE / "include", folder)]
-    objects = [folder / f"{i}.o" for i in range(len(sources))]
+    # All of the twin as one source: a third of the time of compiling its files one by one.
+    whole = folder / "whole.cpp"
+    whole.write_text(
+        "".join(f"#include <twin/{path.name}>\n" for path in sorted((NATIVE / "twin").glob("*.cpp")))
+    )
+    sources = [whole, MAIN, *sorted(KERNELS.glob("*.cpp"))]
     compiler = ["g++", *FLAGS, "-fsanitize=address,undefined"]
-    running = [
-        subprocess.Popen([*compiler, *includes, "-c", str(source), "-o", str(target)])
-        for source, target in zip(sources, objects, strict=True)
-    ]
-    assert [process.wait() for process in running] == [0] * len(sources)
-    subprocess.run([*compiler, *map(str, objects), "-o", str(folder / "program")], check=True)
+    includes = [f"-I{path}" for path in (NATIVE, NATIVE / "include", folder)]
+    subprocess.run([*compiler, *includes, *map(str, sources), "-o", str(folder / "program")], check=True)
     return folder / "program"
 
 
