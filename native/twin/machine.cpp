@@ -135,7 +135,8 @@ void Machine::deadlock() {
     }
   }
   const Site site = places.empty() ? Site{} : places.front().site;
-  raise(Rule::deadlock, site, std::to_string(places.size()) + " agents wait and none can go on", std::move(places));
+  const std::string message = std::to_string(places.size()) + " agents wait and none can go on";
+  raise(Rule::deadlock, site, message, std::move(places));
 }
 
 void Machine::give_up() {
