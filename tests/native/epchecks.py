@@ -45,47 +45,55 @@ def definition(case: Case):
 
 def check_handle(group, rank, found, handle) -> None:
     """Compare a handle up to what atomics leave open."""
-    case, config = group.case, group.config
     np.testing.assert_array_equal(found["psum_rank"], handle.psum_num_recv_tokens_per_rank)
     np.testing.assert_array_equal(found["psum_expert"], handle.psum_num_recv_tokens_per_expert)
     np.testing.assert_array_equal(found["num_unaligned"], handle.num_unaligned_recv_tokens_per_expert)
-    topk, tokens = config.num_topk, config.num_max_tokens_per_rank
-    share = -(-tokens // case.num_aivs)
-    # Slots: the same places, and per (target, AIV) the same set.
-    np.testing.assert_array_equal(found["slots"] >= 0, handle.dst_buffer_slot_idx >= 0)
-    np.testing.assert_array_equal(found["pairs"] >= 0, handle.dst_gsge_idx >= 0)
-    target = handle.topk_idx // group.num_local
-    for aiv in range(case.num_aivs):
-        own = slice(aiv * share, (aiv + 1) * share)
-        for dst in range(group.num_ranks):
-            at = (target[own] == dst) & (handle.dst_buffer_slot_idx[own] >= 0)
-            for name, want in (("slots", handle.dst_buffer_slot_idx), ("pairs", handle.dst_gsge_idx)):
-                got, ref = found[name][own][at], want[own][at]
-                if name == "pairs" and case.switches.get("rotate_by_aiv") and len(got):
-                    got, ref = got - got.min(), ref - ref.min()
-                assert sorted(got.tolist()) == sorted(ref.tolist()), (name, rank, aiv, dst)
-            if at.any() and dst != rank:
-                steps = found["pairs"][own][at] - found["slots"][own][at]
-                assert len(set(steps.tolist())) == 1
-    # The stream: the same records per (source, AIV), in that order.
-    got, want = found["metadata"], handle.recv_src_metadata
-    key = lambda rows: rows[:, topk] // tokens * tokens + rows[:, topk] % tokens // share * share  # noqa: E731
-    np.testing.assert_array_equal(key(got), key(want))
-    by_gid, ref_by_gid = got[np.argsort(got[:, topk])], want[np.argsort(want[:, topk])]
-    np.testing.assert_array_equal(by_gid[:, topk:], ref_by_gid[:, topk:])
-    np.testing.assert_array_equal(by_gid[:, :topk] >= 0, ref_by_gid[:, :topk] >= 0)
-    # Rows of an expert are handed out in stream order.
-    local = case.topk
-    rows = got[:, :topk]
-    for i, k in zip(*np.nonzero(rows >= 0), strict=True):
-        gid = got[i, topk]
-        expert = local.topk_idx[gid // tokens][gid % tokens, k] - rank * group.num_local
-        start = handle.block_starts()[expert]
-        before = sum(
-            expert + rank * group.num_local in local.topk_idx[g // tokens][g % tokens].tolist()
-            for g in got[:i, topk].tolist()
-        )
-        assert rows[i, k] == start + before
+    check_slots(group, rank, found, handle)
+    check_stream(group, found["metadata"], handle.recv_src_metadata)
+    check_expanded(group, rank, found["metadata"], handle.block_starts())
+
+
+def check_slots(group, rank, found, handle) -> None:
+    """Compare slots and gather pairs: same places, and per (target, AIV) the same numbers in any order."""
+    wanted = {"slots": handle.dst_buffer_slot_idx, "pairs": handle.dst_gsge_idx}
+    for name, want in wanted.items():
+        np.testing.assert_array_equal(found[name] >= 0, want >= 0)
+    share = -(-group.config.num_max_tokens_per_rank // group.case.num_aivs)
+    aiv = np.arange(len(handle.topk_idx))[:, None] // share
+    key = np.where(wanted["slots"] >= 0, aiv * group.num_ranks + handle.topk_idx // group.num_local, -1)
+    for part in np.unique(key[key >= 0]).tolist():
+        at, is_remote = key == part, part % group.num_ranks != rank
+        for name, want in wanted.items():
+            got, ref = np.sort(found[name][at]), np.sort(want[at])
+            if name == "pairs" and group.case.switches.get("rotate_by_aiv"):
+                got, ref = got - got[0], ref - ref[0]
+            np.testing.assert_array_equal(got, ref, err_msg=f"{name} of rank {rank}, part {part}")
+        if is_remote:
+            assert len(np.unique(found["pairs"][at] - found["slots"][at])) == 1
+
+
+def check_stream(group, got, want) -> None:
+    """Compare lines of metadata: the same records per (source, AIV); rows at the same columns."""
+    topk, tokens = group.config.num_topk, group.config.num_max_tokens_per_rank
+    share = -(-tokens // group.case.num_aivs)
+    parts = [lines[:, topk] // tokens * tokens + lines[:, topk] % tokens // share for lines in (got, want)]
+    np.testing.assert_array_equal(*parts)
+    got, want = (lines[np.argsort(lines[:, topk])] for lines in (got, want))
+    np.testing.assert_array_equal(got[:, topk:], want[:, topk:])
+    np.testing.assert_array_equal(got[:, :topk] >= 0, want[:, :topk] >= 0)
+
+
+def check_expanded(group, rank, metadata, block_starts) -> None:
+    """Compare rows: those of an expert stand in its block, in the order of the stream."""
+    topk, tokens = group.config.num_topk, group.config.num_max_tokens_per_rank
+    free = block_starts.tolist()
+    for line in metadata.tolist():
+        src, token = divmod(line[topk], tokens)
+        for k in range(topk):
+            if line[k] >= 0:
+                expert = int(group.case.topk.topk_idx[src][token, k]) - rank * group.num_local
+                assert line[k] == free[expert]
+                free[expert] += 1
 
 
 def check_counts(group, rank, done, found, handle, stats) -> None:

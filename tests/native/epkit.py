@@ -10,7 +10,7 @@ from native.twin import Twin, TwinMachine
 from reference.config import EPConfig
 from reference.memory.layout import combine_record, dispatch_record, metadata_image
 from reference.memory.sizes import ascend_scale_packs, element_bytes
-from reference.memory.workspace import WORKSPACE_BYTES, workspace_field
+from reference.memory.workspace import MAX_RANKS, WORKSPACE_BYTES, workspace_field
 from reference.placement import worst_case_rows
 from reference.topk import TopK
 
@@ -168,55 +168,55 @@ def payload_fields(
                     "scale_pack_stride": strides[1]}  # fmt: skip
 
 
-def start_dispatch(group, payloads, dtype, *, handles=None, weights=None, stats=None):
-    """Queue dispatch and its epilogue on all ranks."""
-    case, config = group.case, group.config
-    cached = handles is not None
-    record = group.dispatch_record(dtype, fresh=not cached)
-    topk, local = config.num_topk, group.num_local
-    worst_records, worst_rows = worst_case_rows(config, local)
-    done = []
-    for rank in range(group.num_ranks):
-        tokens = len(case.topk.topk_idx[rank])
-        x, scales = payloads[rank]
-        common = payload_fields(group, rank, dtype, x, scales) | {"cached": int(cached)}
-        if cached:
-            handle = handles[rank].handle
-        else:
-            handle = {
-                "topk_idx": group.put(rank, case.topk.topk_idx[rank], "topk_idx"),
-                "dst_buffer_slot_idx": group._alloc(rank, 4 * tokens * topk, "slots"),
-                "dst_gsge_idx": group._alloc(rank, 4 * tokens * topk, "pairs"),
-                "psum_rank": group._alloc(rank, 4 * group.num_ranks, "psum_rank"),
-                "psum_expert": group._alloc(rank, 4 * local, "psum_expert"),
-                "num_unaligned": group._alloc(rank, 4 * local, "num_unaligned"),
-                "recv_src_metadata": group._alloc(rank, 4 * worst_records * (topk + 2), "metadata"),
-            }
+def empty_handle(group, rank) -> dict[str, int]:
+    """Allocate what a fresh dispatch fills for later calls of a rank."""
+    idx, topk = group.case.topk.topk_idx[rank], group.config.num_topk
+    records, _ = worst_case_rows(group.config, group.num_local)
+    words = {"dst_buffer_slot_idx": idx.size, "dst_gsge_idx": idx.size, "psum_rank": group.num_ranks,
+             "psum_expert": group.num_local, "num_unaligned": group.num_local,
+             "recv_src_metadata": records * (topk + 2)}  # fmt: skip
+    made = {name: group._alloc(rank, 4 * count, name) for name, count in words.items()}
+    return {"topk_idx": group.put(rank, idx, "topk_idx")} | made
+
+
+def queue_dispatch(group, rank, done: Dispatched) -> None:
+    """Queue dispatch, the host's wait for the counts of a fresh one, and the epilogue."""
+    machine, host = group.machine, group.hosts[rank]
+    reads_counts = group.case.cpu_sync and not done.fields["cached"]
+    words = workspace_field("host_rank_expert_count")
+    if reads_counts:
+        machine.write(host, np.zeros(words.offset + words.num_bytes, np.uint8))
+    group.launch(rank, "dispatch", "DispatchArgs", **done.fields, **done.handle)
+    if reads_counts:
+        for first, count in ((0, group.num_ranks), (MAX_RANKS, group.num_local)):
+            address = host + words.offset + 4 * first
+            machine.enqueue_wait_words(rank, address, count, 0xFF000000, group.num_ranks << 24)
+    fields = done.fields | done.handle | done.outputs
+    fields.pop("x")
+    group.launch(rank, "dispatch_epilogue", "DispatchEpilogueArgs", **fields)
+
+
+def start_dispatch(group, payloads, dtype, *, handles=None, weights=None, stats=None) -> list[Dispatched]:
+    """Queue dispatch and its epilogue on all ranks; cached when there are handles."""
+    image = metadata_image(group.dispatch_record(dtype, fresh=handles is None)).num_bytes
+    num_records, num_rows = worst_case_rows(group.config, group.num_local)
+    started = []
+    for rank, payload in enumerate(payloads):
+        fields = payload_fields(group, rank, dtype, *payload) | {"cached": int(handles is not None)}
+        handle = empty_handle(group, rank) if handles is None else handles[rank].handle
+        outputs = {"recv_x": num_rows * fields["payload_bytes"],
+                   "recv_scales": num_rows * 2 * fields["num_scale_packs"]}  # fmt: skip
         if stats is not None:
             handle["stats"] = group.put(rank, stats[rank], "stats")
         if weights is not None:
-            common["topk_weights"] = group.put(rank, weights[rank], "weights")
-        image = metadata_image(record).num_bytes
-        common["metadata_image"] = group._alloc(rank, tokens * image, "image")
-        outputs = {
-            "recv_x": group._alloc(rank, worst_rows * common["payload_bytes"], "recv_x"),
-            "recv_scales": group._alloc(rank, worst_rows * 2 * common["num_scale_packs"], "recv_scales"),
-        }
-        if weights is not None:
-            outputs["recv_weights"] = group._alloc(rank, 4 * worst_rows, "recv_weights")
-        if case.cpu_sync and not cached:
-            host = workspace_field("host_rank_expert_count")
-            group.machine.write(group.hosts[rank], np.zeros(host.offset + host.num_bytes, np.uint8))
-        group.launch(rank, "dispatch", "DispatchArgs", **common, **handle)
-        if case.cpu_sync and not cached:
-            host = group.hosts[rank] + workspace_field("host_rank_expert_count").offset
-            ready = group.num_ranks << 24
-            group.machine.enqueue_wait_words(rank, host, group.num_ranks, 0xFF000000, ready)
-            group.machine.enqueue_wait_words(rank, host + 4 * 256, local, 0xFF000000, ready)
-        group.launch(rank, "dispatch_epilogue", "DispatchEpilogueArgs",
-                     **{k: v for k, v in (common | handle | outputs).items() if k != "x"})  # fmt: skip
-        done.append(Dispatched(handle, common, outputs, worst_rows, worst_records, dtype))
-    return done
+            fields["topk_weights"] = group.put(rank, weights[rank], "weights")
+            outputs["recv_weights"] = 4 * num_rows
+        num_tokens = len(group.case.topk.topk_idx[rank])
+        fields["metadata_image"] = group._alloc(rank, num_tokens * image, "image")
+        places = {name: group._alloc(rank, num_bytes, name) for name, num_bytes in outputs.items()}
+        started.append(Dispatched(handle, fields, places, num_rows, num_records, dtype))
+        queue_dispatch(group, rank, started[-1])
+    return started
 
 
 def start_combine(group, dispatched, y, *, weights=None, biases=()):
