@@ -1,7 +1,7 @@
 """Runs entries of the bug catalogue: a wrong and a repaired form of each, over seeds and strategies.
 
-A run ends with the rule of the twin that it broke, with `COMPARISON` when what it delivered was not what was expected,
-or with "".
+A run ends with the rule of the twin that it broke, with `COMPARISON` when what it delivered was not what
+was expected, or with "".
 """
 
 import functools
@@ -68,7 +68,7 @@ class UrmaEntry(Entry):
 
 @dataclass(frozen=True)
 class HostEntry(Entry):
-    """Calls on the host without a schedule: both forms return what they make, `right` is what must come out."""
+    """Calls on the host, without a schedule; `right` is what they must return."""
 
     wrong: Callable[[], object]
     repaired: Callable[[], object]
@@ -112,7 +112,9 @@ def prepare(machine: TwinMachine, entry: KernelEntry, *, is_good: bool) -> list[
     return results
 
 
-def run_kernel(twin: Twin, entry: KernelEntry, strategy: str, seed: int, *, is_good: bool) -> TwinViolation | str:
+def run_kernel(
+    twin: Twin, entry: KernelEntry, strategy: str, seed: int, *, is_good: bool
+) -> TwinViolation | str:
     """Run once; return the violation, `COMPARISON` or ""."""
     params = {"ranks": entry.ranks, "aivs": entry.blocks, "strategy": strategy, "seed": seed}
     with TwinMachine(twin, params) as machine:

@@ -1,5 +1,5 @@
-// What the kernels of the bug catalogue share. `entry<true>` is the repaired form, `entry<false>` the one that failed
-// somewhere; tests/native/catalogue_entries.py says what each is about.
+// What the kernels of the bug catalogue share. `entry<true>` is the repaired form, `entry<false>` the one that
+// failed somewhere; tests/native/catalogue_entries.py says what each is about.
 #pragma once
 
 #include <epsim_native/asc.hpp>

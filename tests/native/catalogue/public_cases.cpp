@@ -21,8 +21,8 @@ void g14(gm<const Args> args) {
 }
 EPSIM_ENTRY(g14);
 
-// All send to all, on two buffers in turn. The signal of a step is its number, or what the step counts; the latter is
-// the same in every step (`constant`), or, as a control, grows.
+// All send to all, on two buffers in turn. The signal of a step is its number, or what the step counts, which
+// is the same in every step (kConstant) or, as a control, grows.
 template <bool kNumbered, bool kConstant>
 void signal_steps(gm<const Args> args) {
   const Args a = args[0];
@@ -40,7 +40,8 @@ void signal_steps(gm<const Args> args) {
     for (int peer = 0; peer < num_ranks; ++peer) {
       if (peer == own) continue;
       const gm<int32_t> arrived = word_of(a, a.rank, first + peer);
-      while (kConstant && !kNumbered ? asc_load_dev(arrived) == 0 : asc_load_dev(arrived) != signal) asc_nop(300);
+      const bool takes_any = kConstant && !kNumbered;
+      while (takes_any ? asc_load_dev(arrived) == 0 : asc_load_dev(arrived) != signal) asc_nop(300);
       receive(p + 64, gm<int32_t>(a.out[own]) + 8 * (first + peer));
       require(p[64] == step);
     }
@@ -80,8 +81,8 @@ __simt_vf__ inline void make_counts(ub<int32_t> p, int32_t shift) {
   p[threadIdx.x] = static_cast<int32_t>(threadIdx.x) % 3 + shift;
 }
 
-// A list of counts, of which the first is 0. Either the first word of each 512 B says that the block is there (then
-// counts are sent plus one), or a flag beside the list does.
+// A list of counts, of which the first is 0. Either the first word of each 512 B says that the block is there
+// (then counts are sent plus one), or a flag beside the list does.
 template <bool kGood>
 void g64(gm<const Args> args) {
   const Args a = args[0];
@@ -126,7 +127,8 @@ void g65(gm<const Args> args) {
     const ub<int32_t> stage = sum + 8 + 8 * (k % 2);
     if (kGood && k >= 2) asc_sync_wait(PIPE_V, PIPE_MTE2, 1 + k % 2);
     asc_copy_gm2ub_align(stage, rows + 8 * k, 32);
-    wait_for(PIPE_MTE2, PIPE_V);
+    asc_sync_notify(PIPE_MTE2, PIPE_V, k % 2);
+    asc_sync_wait(PIPE_MTE2, PIPE_V, k % 2);
     asc_vf_call<add_stage>(1, sum, stage);
     if (kGood && k < 2) asc_sync_notify(PIPE_V, PIPE_MTE2, 1 + k % 2);
   }
@@ -136,13 +138,16 @@ void g65(gm<const Args> args) {
 EPSIM_ENTRY(g65);
 
 // May the forwarder send row `sent` to `peer`? There are two slots.
-inline bool has_slot(const Args& a, int peer, int32_t sent) { return sent - asc_load_dev(word_of(a, 0, peer)) < 2; }
+inline bool has_slot(const Args& a, int peer, int32_t sent) {
+  return sent - asc_load_dev(word_of(a, 0, peer)) < 2;
+}
 inline void forward(const Args& a, int peer, int32_t sent) {
   send(gm<int32_t>(a.out[peer]) + 8 * (sent % 2), ub<int32_t>(0), sent);
   publish(word_of(a, static_cast<uint64_t>(peer), 0), sent + 1);
 }
 
-// Rank 0 forwards four rows each to ranks 1 and 2; rank 1 begins to take its rows when rank 2 has all of its own.
+// Rank 0 forwards four rows each to ranks 1 and 2; rank 1 begins to take its rows when rank 2 has all of its
+// own.
 template <bool kGood>
 void g66(gm<const Args> args) {
   const Args a = args[0];
@@ -171,7 +176,8 @@ void g66(gm<const Args> args) {
 }
 EPSIM_ENTRY(g66);
 
-// AIV 0 stands for the stream of computation, AIV 1 for that of communication: a buffer is given to the next tensor.
+// AIV 0 stands for the stream of computation, AIV 1 for that of communication: a buffer is given to the next
+// tensor.
 template <bool kGood>
 void g67(gm<const Args> args) {
   const Args a = args[0];
