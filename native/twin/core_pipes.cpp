@@ -144,6 +144,11 @@ void Core::step_pipe(pipe_t kind) {
 }
 
 void Core::run(Pipe& queue, const PipeOp& op) {
+  const bool tells_others = op.kind == PipeOp::Kind::notify || op.kind == PipeOp::Kind::arrive;
+  if (queue.kind == PIPE_V && tells_others && !in_flight_.empty()) {
+    // Flags of V mean that the VFs before have finished their writes.
+    in_flight_.land_all_but_of(scalar_.clock.agent);
+  }
   switch (op.kind) {
     case PipeOp::Kind::copy_in:
     case PipeOp::Kind::copy_out: run_copy(queue, op); break;

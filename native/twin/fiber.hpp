@@ -33,7 +33,7 @@ class Fiber {
   std::function<void()> body_;
   void* stack_ = nullptr;
   void* context_ = nullptr;
-  void* fake_stack_ = nullptr;  // of AddressSanitizer
+  [[maybe_unused]] void* fake_stack_ = nullptr;  // of AddressSanitizer
   bool is_done_ = true;
   bool is_cancelled_ = false;
 };

@@ -44,9 +44,10 @@ void InFlight::land(std::size_t idx) {
   }
 }
 
-void InFlight::land_all_of(const Stamp& thread) {
+template <class Predicate>
+void InFlight::land_where(Predicate is_wanted) {
   for (std::size_t i = 0; i < pending_.size();) {
-    if (pending_[i].stamp.agent == thread.agent && pending_[i].stamp.tid == thread.tid) {
+    if (is_wanted(pending_[i])) {
       land(i);
       i = 0;  // an earlier one of somebody else may have landed in its place
     } else {
@@ -55,15 +56,18 @@ void InFlight::land_all_of(const Stamp& thread) {
   }
 }
 
+void InFlight::land_all_of(const Stamp& thread) {
+  land_where([&](const RemoteAccess& access) {
+    return access.stamp.agent == thread.agent && access.stamp.tid == thread.tid;
+  });
+}
+
+void InFlight::land_all_but_of(AgentId agent) {
+  land_where([&](const RemoteAccess& access) { return access.stamp.agent != agent; });
+}
+
 void InFlight::land_overlapping(const Span& span) {
-  for (std::size_t i = 0; i < pending_.size();) {
-    if (overlap(pending_[i].span, span)) {
-      land(i);
-      i = 0;
-    } else {
-      ++i;
-    }
-  }
+  land_where([&](const RemoteAccess& access) { return overlap(access.span, span); });
 }
 
 std::uint64_t InFlight::result(std::uint64_t ticket, ClockRef& learned) {

@@ -34,12 +34,16 @@ class InFlight {
   // Land entry idx, or the earliest one to the same bytes.
   void land(std::size_t idx);
   void land_all_of(const Stamp& thread);
+  void land_all_but_of(AgentId agent);
   void land_overlapping(const Span& span);
   // The old value of an atomic; lands it if need be.
   std::uint64_t result(std::uint64_t ticket, ClockRef& learned);
   const RemoteAccess& at(std::size_t idx) const { return pending_[idx]; }
 
  private:
+  template <class Predicate>
+  void land_where(Predicate is_wanted);
+
   struct Result {
     std::uint64_t old;
     ClockRef learned;

@@ -95,7 +95,7 @@ void stale_scalar(gm<const Args> args) {
     asc_sync_inter_arrive(PIPE_S, 1);
     asc_sync_inter_wait(PIPE_S, 1);
     if (kGood) asc_dcci(word);
-    value = word[0];  // <- stale_scalar
+    value += word[0];  // <- stale_scalar
   } else {
     asc_sync_inter_arrive(PIPE_S, 0);
     asc_sync_inter_wait(PIPE_S, 0);
