@@ -109,28 +109,30 @@ def run(tokens: Sequence[str] | None = None) -> int:
             raise
         return _refuse(_one_line(str(error)))
     except RuntimeError as error:
-        return _report_stuck(error)
+        return _report_failed(error)
     return result if isinstance(result, int) else 0
 
 
 def _is_user_error(error: ValueError) -> bool:
     """Tell bad input from a bug; the classes are only imported when there is an error."""
     from epsim.errors import InputError
+    from native.errors import NativeInputError
     from reference.errors import ConfigError
     from topology.errors import TopologyError
 
-    return isinstance(error, InputError | ConfigError | TopologyError)
+    return isinstance(error, InputError | ConfigError | NativeInputError | TopologyError)
 
 
-def _report_stuck(error: RuntimeError) -> int:
-    """Print who waits for what in a run that cannot end; anything else is a bug."""
+def _report_failed(error: RuntimeError) -> int:
+    """Print a stuck run, a kernel that does not compile, or what the machine lacks; all else is a bug."""
     from epsim.report.whatif import stuck_text
     from epsim.sim.clock import StuckError
+    from native.errors import CompileError, NativeEnvironmentError
 
-    if not isinstance(error, StuckError):
+    if not isinstance(error, StuckError | CompileError | NativeEnvironmentError):
         raise error
-    print(f"epsim: {stuck_text(error)}", file=sys.stderr)
-    return EXIT_FAILED
+    print(f"epsim: {stuck_text(error) if isinstance(error, StuckError) else error}", file=sys.stderr)
+    return EXIT_ENVIRONMENT if isinstance(error, NativeEnvironmentError) else EXIT_FAILED
 
 
 def _one_line(text: str) -> str:

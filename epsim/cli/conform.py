@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 def conform(
     *,
     backend: Annotated[
-        Literal["twin", "gloo", "npu", "cuda", "gloo-nvidia", "reference", "reference-nvidia"],
+        Literal["twin", "gloo", "npu", "npu-deep-ep", "cuda", "gloo-nvidia", "reference", "reference-nvidia"],
         Parameter(
-            help="twin: our kernels on the simulated machine. gloo: epsim.deep_ep in processes. npu, cuda: "
-            "an installed deep_ep. reference: the suite's self test"
+            help="twin: our kernels on the simulated machine. npu: our kernels on 950s, under torchrun. "
+            "gloo: epsim.deep_ep in processes. npu-deep-ep, cuda: an installed deep_ep. reference: the "
+            "suite's self test"
         ),
     ],
     profile: Annotated[Literal["quick", "full", "soak"], Parameter(help="how much is tried")] = "quick",
@@ -37,8 +38,11 @@ def conform(
     - `epsim conform --backend gloo`
     - `epsim conform --backend twin --profile full --junit conform.xml`
     """
+    import os
+
     from epsim.conform.backends.registry import find_backend
     from epsim.errors import InputError
+    from native.settings import settings_from
 
     if junit is not None and not junit.parent.is_dir():
         raise InputError("junit", str(junit), "must be in a folder that exists")
@@ -47,7 +51,7 @@ def conform(
     for name, value in (("seed", seed), ("schedule_seed", schedule_seed)):
         if value < 0:
             raise InputError(name, value, "must not be negative")
-    judged = find_backend(backend)
+    judged = find_backend(backend, settings_from(os.environ))
     try:
         if example is not None:
             return _rerun(judged, example, seed, schedule_seed, strategy)

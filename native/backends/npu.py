@@ -40,7 +40,7 @@ MIN_AIVS, MAX_AIVS = 2, 64
 class NpuBackend:
     """Our kernels, compiled for the device at run time, on this process's NPU and its group."""
 
-    name = "npu-kernels"
+    name = "npu"
 
     def __init__(self, device: Device, runtime: Runtime, kernels: KernelCache) -> None:
         """Use a device; `npu_backend` finds one."""

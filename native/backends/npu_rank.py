@@ -22,20 +22,24 @@ from native.arguments import (
 )
 from native.backends.npu_kernels import KernelCache
 from native.backends.protocol import Array, BufferSpec, CachedCall, CombineCall, DispatchCall
+from native.buffers import (
+    ARRIVAL_SHIFT,
+    HOST_COUNTS,
+    MAX_RANKS,
+    MAX_UB_BYTES,
+    combine_record_bytes,
+    image_bytes,
+    window_bytes,
+    worst_case,
+)
 from native.runtime import AllGather, Domain, DomainSpec, Runtime
 from reference.config import EPConfig
 
-WORKSPACE_BYTES = 2 << 20
-HOST_COUNTS, MAX_RANKS = 1_126_400, 256
-"""Offset of the count words in the host workspace, and the number of rank words (layout.hpp)."""
-ARRIVAL_SHIFT = 24
 CPU_TIMEOUT_SECS, DEVICE_TIMEOUT_SECS = 300, 100
 """Upstream's defaults (deepep-ascend.md 1.2); the system counter runs at 1 GHz."""
 NUM_THREADS = 512
 SQ_DEPTH = 32_768
 """Blocks of a jetty's ring; the runtime refuses jetties with another number."""
-MAX_UB_BYTES = 216 << 10
-"""Of unified buffer that a kernel with SIMT code may use (deepep-ascend.md 3.7)."""
 
 
 class Memory(Protocol):
@@ -74,33 +78,6 @@ class Device(Protocol):
     def all_gather(self) -> AllGather:
         """A collective over bytes."""
         ...
-
-
-def align(number: int, step: int) -> int:
-    """Round up to a multiple."""
-    return -(-number // step) * step
-
-
-def image_bytes(num_topk: int, num_packs: int, *, cached: bool) -> int:
-    """Return the bytes of a dispatch record without its payload (layout.hpp, dispatch_record)."""
-    ids = 0 if cached else align(8 * num_topk, 32) + 4
-    return align(2 * num_packs, 32) + align(4 * num_topk + ids, 32)
-
-
-def combine_record_bytes(hidden: int, num_topk: int) -> int:
-    """Return the bytes of a combine record."""
-    return 2 * hidden + align(4 * num_topk, 32)
-
-
-def window_bytes(spec: BufferSpec) -> int:
-    """Return the size of a window: workspace, then the larger of both regions, in steps of 2 MiB.
-
-    bf16 makes the largest dispatch record; fp8 with its scales stays below it.
-    """
-    dispatch = spec.num_ranks * (2 * spec.hidden + image_bytes(spec.num_topk, 0, cached=False))
-    groups = min(spec.num_ranks, spec.num_topk) if spec.multiple_reduction else spec.num_topk
-    combine = groups * combine_record_bytes(spec.hidden, spec.num_topk)
-    return WORKSPACE_BYTES + align(spec.num_max_tokens_per_rank * max(dispatch, combine), WORKSPACE_BYTES)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -183,7 +160,7 @@ class NpuRank:
         self._send(buffer, cfg, x, scales, weights, given)
         aligned = self._wait_counts(buffer, local) if call.cpu_sync else None
         if not call.cpu_sync:
-            self._assume_worst(buffer, local)
+            self._assume_worst(buffer)
         arrays = self._receive(buffer, cfg, scales, has_weights=weights is not None)
         if call.column_major_scales and arrays["recv_scales"] is not None:
             arrays["recv_scales"] = np.asfortranarray(arrays["recv_scales"])
@@ -366,11 +343,8 @@ class NpuRank:
         buffer.num_rows = int(words[MAX_RANKS:].sum())
         return words[MAX_RANKS:].astype(np.int32)
 
-    def _assume_worst(self, buffer: RankBuffer, local: int) -> None:
-        config = buffer.config
-        buffer.num_records = config.ep_size * config.num_max_tokens_per_rank
-        copies = buffer.num_records * min(config.num_topk, local)
-        buffer.num_rows = align(copies + (config.expert_alignment - 1) * local, config.expert_alignment)
+    def _assume_worst(self, buffer: RankBuffer) -> None:
+        buffer.num_records, buffer.num_rows = worst_case(buffer.config)
 
     def _get(self, memory: Any, shape: tuple[int, ...], dtype: Any) -> Array:  # noqa: ANN401
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize

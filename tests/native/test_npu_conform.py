@@ -14,7 +14,8 @@ import runtimekit as kit
 from epsim.conform import run_conformance
 from epsim.conform.outcome import Profile
 from native.arguments import KERNELS
-from native.backends.npu_rank import HOST_COUNTS, MAX_RANKS, NpuRank
+from native.backends.npu_rank import NpuRank
+from native.buffers import HOST_COUNTS, MAX_RANKS
 from reference.combine import combine
 from reference.config import EPConfig
 from reference.dispatch import dispatch, dispatch_cached

@@ -11,7 +11,7 @@ from native.arguments import KERNELS, RuntimeConfig
 from native.backends import torch_npu
 from native.backends.npu import npu_backend
 from native.backends.npu_kernels import device_source
-from native.backends.npu_rank import HOST_COUNTS, combine_record_bytes, image_bytes, window_bytes
+from native.buffers import HOST_COUNTS, combine_record_bytes, image_bytes, window_bytes
 from native.backends.protocol import BufferSpec
 from native.errors import NativeEnvironmentError
 

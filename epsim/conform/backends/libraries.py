@@ -70,10 +70,13 @@ def npu_backend() -> "LibraryBackend":
       MissingExtraError: torch_npu or deep_ep is missing, or there is no NPU.
     """
     where = "docs/hardware-status.md has the command for a machine with Ascend 950"
-    _need("torch_npu", f"--backend npu needs torch_npu and a DeepEP-Ascend deep_ep; {where}")
-    _need("deep_ep", f"--backend npu drives an installed deep_ep (DeepEP-Ascend), which is missing; {where}")
+    _need("torch_npu", f"--backend npu-deep-ep needs torch_npu and a DeepEP-Ascend deep_ep; {where}")
+    _need(
+        "deep_ep",
+        f"--backend npu-deep-ep drives an installed deep_ep (DeepEP-Ascend), which is missing; {where}",
+    )
     library = Library(
-        name="npu",
+        name="npu-deep-ep",
         module="deep_ep",
         buffer="EPBuffer",
         edition="ascend",
