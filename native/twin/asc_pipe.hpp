@@ -48,9 +48,11 @@ inline void asc_sync_wait(pipe_t source, pipe_t target, std::int64_t id,
 inline void asc_sync_pipe(pipe_t pipe, epsim::twin::Here here = epsim::twin::Here::current()) {
   epsim::twin::rt::sync_pipe(pipe, here);
 }
-inline void asc_sync_inter_arrive(pipe_t pipe, std::int64_t id, epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_sync_inter_arrive(pipe_t pipe, std::int64_t id,
+                                  epsim::twin::Here here = epsim::twin::Here::current()) {
   epsim::twin::rt::inter_arrive(pipe, id, here);
 }
-inline void asc_sync_inter_wait(pipe_t pipe, std::int64_t id, epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_sync_inter_wait(pipe_t pipe, std::int64_t id,
+                                epsim::twin::Here here = epsim::twin::Here::current()) {
   epsim::twin::rt::inter_wait(pipe, id, here);
 }

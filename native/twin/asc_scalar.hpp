@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cstring>
-
 #include <twin/bfloat16.hpp>
 #include <twin/pointer.hpp>
 
@@ -50,7 +49,8 @@ class Old {
 
 template <class T>
 Old<T> atomic_on(gm<T> p, Atomic operation, T value, T compare, Where where) {
-  return Old<T>(rt::gm_atomic(p.address(), {operation, number_of<T>(), to_bits(value), to_bits(compare)}, where));
+  return Old<T>(
+      rt::gm_atomic(p.address(), {operation, number_of<T>(), to_bits(value), to_bits(compare)}, where));
 }
 template <class T>
 T atomic_on(ub<T> p, Atomic operation, T value, T compare, Where where) {
@@ -69,7 +69,8 @@ std::remove_const_t<T> asc_load_dev(gm<T> p, epsim::twin::Here here = epsim::twi
   return epsim::twin::load_value<epsim::twin::GmSpace, T>(p.address(), epsim::twin::Via::bypass, here);
 }
 template <class T>
-void asc_store_dev(gm<T> p, std::type_identity_t<T> value, epsim::twin::Here here = epsim::twin::Here::current()) {
+void asc_store_dev(gm<T> p, std::type_identity_t<T> value,
+                   epsim::twin::Here here = epsim::twin::Here::current()) {
   static_assert(sizeof(T) <= 8 && !std::is_const_v<T>);
   epsim::twin::store_value<epsim::twin::GmSpace, T>(p.address(), value, epsim::twin::Via::bypass, here);
 }
@@ -96,8 +97,8 @@ auto asc_atomic_max(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> va
   return epsim::twin::atomic_on(p, epsim::twin::Atomic::max, value, T{}, here);
 }
 template <class Space, class T>
-auto asc_atomic_cas(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> compare, std::type_identity_t<T> value,
-                    epsim::twin::Here here = epsim::twin::Here::current()) {
+auto asc_atomic_cas(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> compare,
+                    std::type_identity_t<T> value, epsim::twin::Here here = epsim::twin::Here::current()) {
   return epsim::twin::atomic_on(p, epsim::twin::Atomic::cas, value, compare, here);
 }
 
@@ -106,7 +107,9 @@ template <class T>
 void asc_dcci(gm<T> p, epsim::twin::Here here = epsim::twin::Here::current()) {
   epsim::twin::rt::dcci(p.address(), here);
 }
-inline void asc_dcci_all(epsim::twin::Here here = epsim::twin::Here::current()) { epsim::twin::rt::dcci_all(here); }
+inline void asc_dcci_all(epsim::twin::Here here = epsim::twin::Here::current()) {
+  epsim::twin::rt::dcci_all(here);
+}
 inline void asc_sync_data_barrier(dsb_t scope, epsim::twin::Here here = epsim::twin::Here::current()) {
   epsim::twin::rt::data_barrier(scope, here);
 }

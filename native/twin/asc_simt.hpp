@@ -2,7 +2,6 @@
 #pragma once
 
 #include <tuple>
-
 #include <twin/asc_scalar.hpp>
 
 struct asc_dim {
@@ -12,12 +11,14 @@ struct asc_dim {
 extern thread_local asc_dim threadIdx;
 extern thread_local asc_dim blockDim;
 
-// Queue Fn(args...) on pipe V with num_threads lanes. Arguments are copied; a kernel local has no address here.
+// Queue Fn(args...) on pipe V with num_threads lanes. Arguments are copied; a kernel local has no address
+// here.
 template <auto Fn, class... Args>
 void asc_vf_call(epsim::twin::Idx num_threads, Args... args) {
   static_assert((!std::is_pointer_v<Args> && ...), "a VF takes gm<T>, ub<T> and values");
   epsim::twin::rt::vf_call(
-      num_threads.value, [packed = std::tuple<Args...>(args...)] { std::apply(Fn, packed); }, num_threads.where);
+      num_threads.value, [packed = std::tuple<Args...>(args...)] { std::apply(Fn, packed); },
+      num_threads.where);
 }
 
 inline void asc_syncthreads(epsim::twin::Here here = epsim::twin::Here::current()) {
@@ -29,7 +30,9 @@ inline void asc_threadfence(epsim::twin::Here here = epsim::twin::Here::current(
 inline void asc_threadfence_block(epsim::twin::Here here = epsim::twin::Here::current()) {
   epsim::twin::rt::threadfence(true, here);
 }
-inline void asc_syncwarp(epsim::twin::Here here = epsim::twin::Here::current()) { epsim::twin::rt::syncwarp(here); }
+inline void asc_syncwarp(epsim::twin::Here here = epsim::twin::Here::current()) {
+  epsim::twin::rt::syncwarp(here);
+}
 inline std::uint32_t asc_ballot(bool predicate, epsim::twin::Here here = epsim::twin::Here::current()) {
   return epsim::twin::rt::ballot(predicate, here);
 }
@@ -42,7 +45,8 @@ T asc_shfl(T value, std::uint32_t lane, epsim::twin::Here here = epsim::twin::He
 template <class T>
 T asc_shfl_up(T value, std::uint32_t delta, epsim::twin::Here here = epsim::twin::Here::current()) {
   using epsim::twin::rt::Shuffle;
-  return epsim::twin::from_bits<T>(epsim::twin::rt::shuffle(epsim::twin::to_bits(value), Shuffle::up, delta, here));
+  return epsim::twin::from_bits<T>(
+      epsim::twin::rt::shuffle(epsim::twin::to_bits(value), Shuffle::up, delta, here));
 }
 template <class T>
 T asc_shfl_xor(T value, std::uint32_t mask, epsim::twin::Here here = epsim::twin::Here::current()) {

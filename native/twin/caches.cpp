@@ -3,7 +3,8 @@
 namespace epsim::twin {
 
 template <std::uint64_t kLineBytes>
-typename LineCache<kLineBytes>::Line* LineCache<kLineBytes>::find(const Region& region, std::uint64_t line_offset) {
+typename LineCache<kLineBytes>::Line* LineCache<kLineBytes>::find(const Region& region,
+                                                                  std::uint64_t line_offset) {
   const auto entry = idx_of_line_.find(region.base + line_offset);
   return entry == idx_of_line_.end() || !lines_[entry->second].is_valid ? nullptr : &lines_[entry->second];
 }
@@ -25,8 +26,8 @@ typename LineCache<kLineBytes>::Line& LineCache<kLineBytes>::fetch(Shadow& shado
 }
 
 template <std::uint64_t kLineBytes>
-void LineCache<kLineBytes>::load(Shadow& shadow, Region& region, std::uint64_t offset, std::uint64_t num_bytes,
-                                 const Site& site, Rule stale_rule) {
+void LineCache<kLineBytes>::load(Shadow& shadow, Region& region, std::uint64_t offset,
+                                 std::uint64_t num_bytes, const Site& site, Rule stale_rule) {
   const std::uint64_t end = offset + num_bytes;
   for (std::uint64_t start = offset / kLineBytes * kLineBytes; start < end; start += kLineBytes) {
     Line* line = find(region, start);
@@ -42,8 +43,8 @@ void LineCache<kLineBytes>::load(Shadow& shadow, Region& region, std::uint64_t o
       const Cell& cell = region.cell(at / kCellBytes);
       if (cell.version > line->seen[i]) {
         raise(stale_rule, site,
-              "byte " + std::to_string(at) + " of \"" + region.name + "\" of rank " + std::to_string(region.rank) +
-                  " was written after this core's cache had fetched its line",
+              "byte " + std::to_string(at) + " of \"" + region.name + "\" of rank " +
+                  std::to_string(region.rank) + " was written after this core's cache had fetched its line",
               {shadow.writer(cell)});
       }
     }
@@ -51,7 +52,8 @@ void LineCache<kLineBytes>::load(Shadow& shadow, Region& region, std::uint64_t o
 }
 
 template <std::uint64_t kLineBytes>
-void LineCache<kLineBytes>::prepare(Shadow& shadow, Region& region, std::uint64_t offset, std::uint64_t num_bytes) {
+void LineCache<kLineBytes>::prepare(Shadow& shadow, Region& region, std::uint64_t offset,
+                                    std::uint64_t num_bytes) {
   const std::uint64_t end = offset + num_bytes;
   for (std::uint64_t start = offset / kLineBytes * kLineBytes; start < end; start += kLineBytes) {
     if (find(region, start) == nullptr) {
@@ -61,8 +63,8 @@ void LineCache<kLineBytes>::prepare(Shadow& shadow, Region& region, std::uint64_
 }
 
 template <std::uint64_t kLineBytes>
-void LineCache<kLineBytes>::store(Shadow& shadow, Region& region, std::uint64_t offset, std::uint64_t num_bytes,
-                                  bool allocate) {
+void LineCache<kLineBytes>::store(Shadow& shadow, Region& region, std::uint64_t offset,
+                                  std::uint64_t num_bytes, bool allocate) {
   const std::uint64_t end = offset + num_bytes;
   for (std::uint64_t start = offset / kLineBytes * kLineBytes; start < end; start += kLineBytes) {
     Line* line = find(region, start);
@@ -103,7 +105,8 @@ void LineCache<kLineBytes>::clean(Shadow& shadow, Line& line, const Site& site) 
 }
 
 template <std::uint64_t kLineBytes>
-void LineCache<kLineBytes>::clean_line(Shadow& shadow, Region& region, std::uint64_t offset, const Site& site) {
+void LineCache<kLineBytes>::clean_line(Shadow& shadow, Region& region, std::uint64_t offset,
+                                       const Site& site) {
   if (Line* line = find(region, offset / kLineBytes * kLineBytes)) {
     clean(shadow, *line, site);
   }

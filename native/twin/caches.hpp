@@ -1,15 +1,14 @@
-// The two data caches of an AIV that are not coherent: scalar (64 B lines, write back) and SIMT (128 B lines, write
-// through). Only what they hold is modelled, not their bytes: whoever would see another value gets a violation.
-// Lines stay until they are invalidated, the worst case for a reader that forgot to.
+// The two data caches of an AIV that are not coherent: scalar (64 B lines, write back) and SIMT (128 B lines,
+// write through). Only what they hold is modelled, not their bytes: whoever would see another value gets a
+// violation. Lines stay until they are invalidated, the worst case for a reader that forgot to.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <unordered_map>
-#include <vector>
-
 #include <twin/memory.hpp>
 #include <twin/shadow.hpp>
+#include <unordered_map>
+#include <vector>
 
 namespace epsim::twin {
 

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
-
 #include <twin/kernel.hpp>
 #include <twin/machine.hpp>
 
@@ -34,8 +33,8 @@ Result guarded(Result failure, Body body) {
 
 void check_rank(const epsim_machine& handle, int32_t rank) {
   if (rank < 0 || rank >= handle.machine.num_ranks()) {
-    throw std::invalid_argument("rank must be in 0.." + std::to_string(handle.machine.num_ranks() - 1) + ", not " +
-                                std::to_string(rank));
+    throw std::invalid_argument("rank must be in 0.." + std::to_string(handle.machine.num_ranks() - 1) +
+                                ", not " + std::to_string(rank));
   }
 }
 
@@ -50,8 +49,10 @@ epsim_machine* epsim_machine_create(const char* params_json) {
 
 void epsim_machine_destroy(epsim_machine* handle) { delete handle; }
 
-uint64_t epsim_alloc(epsim_machine* handle, int32_t rank, uint64_t num_bytes, const char* name, uint32_t flags) {
-  return guarded<uint64_t>(0, [&] { return handle->machine.allocate(rank, num_bytes, name, (flags & 1U) != 0); });
+uint64_t epsim_alloc(epsim_machine* handle, int32_t rank, uint64_t num_bytes, const char* name,
+                     uint32_t flags) {
+  return guarded<uint64_t>(
+      0, [&] { return handle->machine.allocate(rank, num_bytes, name, (flags & 1U) != 0); });
 }
 
 int32_t epsim_write(epsim_machine* handle, uint64_t address, const void* source, uint64_t num_bytes) {
@@ -93,7 +94,8 @@ uint64_t epsim_find(epsim_machine* handle, int32_t rank, const char* name) {
   });
 }
 
-int32_t epsim_enqueue(epsim_machine* handle, int32_t rank, const char* kernel, uint64_t args_address, int32_t blocks) {
+int32_t epsim_enqueue(epsim_machine* handle, int32_t rank, const char* kernel, uint64_t args_address,
+                      int32_t blocks) {
   return guarded<int32_t>(-1, [&] {
     check_rank(*handle, rank);
     const epsim::twin::KernelBody* body = epsim::twin::find_kernel(kernel);
@@ -101,8 +103,8 @@ int32_t epsim_enqueue(epsim_machine* handle, int32_t rank, const char* kernel, u
       throw std::invalid_argument(std::string("no kernel is named \"") + kernel + "\"");
     }
     if (blocks < 1 || blocks > handle->machine.num_aivs()) {
-      throw std::invalid_argument("blocks must be in 1.." + std::to_string(handle->machine.num_aivs()) + ", not " +
-                                  std::to_string(blocks));
+      throw std::invalid_argument("blocks must be in 1.." + std::to_string(handle->machine.num_aivs()) +
+                                  ", not " + std::to_string(blocks));
     }
     StreamStep step;
     step.launch.emplace();
@@ -115,8 +117,8 @@ int32_t epsim_enqueue(epsim_machine* handle, int32_t rank, const char* kernel, u
   });
 }
 
-int32_t epsim_enqueue_wait_words(epsim_machine* handle, int32_t rank, uint64_t address, uint32_t n, uint32_t mask,
-                                 uint32_t value) {
+int32_t epsim_enqueue_wait_words(epsim_machine* handle, int32_t rank, uint64_t address, uint32_t n,
+                                 uint32_t mask, uint32_t value) {
   return guarded<int32_t>(-1, [&] {
     check_rank(*handle, rank);
     if (n == 0 || handle->machine.space().memory.find(address, uint64_t{4} * n) == nullptr) {

@@ -1,6 +1,5 @@
-#include <twin/clocks.hpp>
-
 #include <algorithm>
+#include <twin/clocks.hpp>
 
 namespace epsim::twin {
 
@@ -33,7 +32,8 @@ bool covers_all(const Clock& big, const Clock& small) {
   for (std::size_t i = common; i < small.of_agent.size(); ++i) {
     is_covered &= small.of_agent[i] == 0;
   }
-  return is_covered && std::ranges::all_of(small.extras, [&](const Stamp& extra) { return big.covers(extra); });
+  return is_covered &&
+         std::ranges::all_of(small.extras, [&](const Stamp& extra) { return big.covers(extra); });
 }
 
 void merge_into(Clock& target, const Clock& other) {

@@ -1,13 +1,13 @@
 // Happens-before: stamps of single accesses and vector clocks of agents.
 //
-// An agent is one component of every clock: scalar unit, MTE2, MTE3 of an AIV, each of its warps, each jetty, the host
-// of a rank. Clocks are immutable snapshots that agents, flags and words share; changing one copies it.
+// An agent is one component of every clock: scalar unit, MTE2, MTE3 of an AIV, each of its warps, each jetty,
+// the host of a rank. Clocks are immutable snapshots that agents, flags and words share; changing one copies
+// it.
 #pragma once
 
 #include <cstdint>
-#include <vector>
-
 #include <twin/ref.hpp>
+#include <vector>
 
 namespace epsim::twin {
 
@@ -52,8 +52,8 @@ ClockRef with_extra(const ClockRef& clock, const Stamp& stamp);
 // Who may rely on a store: everybody (a word in GM) or this core alone (a word in UB).
 enum Scope : std::uint8_t { kScopeGm, kScopeCore, kNumScopes };
 
-// What one thread or pipe knows: `known` is finished before its next access; `visible` is the part of it that is
-// fenced, per scope, and therefore passed on by a store or atomic to a sync word.
+// What one thread or pipe knows: `known` is finished before its next access; `visible` is the part of it that
+// is fenced, per scope, and therefore passed on by a store or atomic to a sync word.
 struct Knowledge {
   ClockRef known;
   ClockRef visible[kNumScopes];

@@ -1,12 +1,14 @@
 #include <twin/core.hpp>
-
 #include <twin/machine.hpp>
 
 namespace epsim::twin {
 
 Core::Core(Machine& machine, int rank, int idx, std::uint64_t ub_bytes)
-    : machine_(machine), rank_(static_cast<std::int16_t>(rank)), idx_(static_cast<std::int16_t>(idx)),
-      ub_(std::make_unique<Region>("UB of AIV " + std::to_string(idx), 0, ub_bytes)), flags_(4 * 4 * kNumFlagIds),
+    : machine_(machine),
+      rank_(static_cast<std::int16_t>(rank)),
+      idx_(static_cast<std::int16_t>(idx)),
+      ub_(std::make_unique<Region>("UB of AIV " + std::to_string(idx), 0, ub_bytes)),
+      flags_(4 * 4 * kNumFlagIds),
       in_flight_(machine.space()) {
   ub_->rank = rank_;
   ub_->is_ub = true;
@@ -22,7 +24,8 @@ Core::Core(Machine& machine, int rank, int idx, std::uint64_t ub_bytes)
     Pipe& queue = pipe(kind);
     queue.kind = kind;
     queue.done = queue.ordered = nothing_known();
-    queue.actor = machine.add_actor(kind == PIPE_V ? Role::vector : Role::completion, [this, kind] { step_pipe(kind); });
+    queue.actor = machine.add_actor(kind == PIPE_V ? Role::vector : Role::completion,
+                                    [this, kind] { step_pipe(kind); });
     if (kind != PIPE_V) {
       queue.agent = agent(kind);
     }
@@ -190,8 +193,8 @@ void Core::describe(std::vector<Involved>& places) const {
     } else {
       const std::string id = std::to_string(head.id);
       places.push_back({head.site, head.kind == PipeOp::Kind::wait
-                                       ? std::string("queue waits for flag ") + pipe_name(head.other) + " -> " +
-                                             pipe_name(queue.kind) + " " + id
+                                       ? std::string("queue waits for flag ") + pipe_name(head.other) +
+                                             " -> " + pipe_name(queue.kind) + " " + id
                                        : "queue waits for cross-core flag " + id});
     }
   }
@@ -222,8 +225,8 @@ std::optional<Involved> Core::unmatched_wait() const {
     }
     const PipeOp& head = queue.queue.front();
     if (!has_notify(head.other, queue.kind, head.id)) {
-      return Involved{head.site, std::string("flag ") + pipe_name(head.other) + " -> " + pipe_name(queue.kind) + " " +
-                                     std::to_string(head.id)};
+      return Involved{head.site, std::string("flag ") + pipe_name(head.other) + " -> " +
+                                     pipe_name(queue.kind) + " " + std::to_string(head.id)};
     }
   }
   return std::nullopt;

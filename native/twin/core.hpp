@@ -6,13 +6,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
-
 #include <twin/caches.hpp>
 #include <twin/pipes.hpp>
 #include <twin/simt.hpp>
 #include <twin/thread.hpp>
 #include <twin/ubmem.hpp>
+#include <vector>
 
 namespace epsim::twin {
 

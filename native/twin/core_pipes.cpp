@@ -1,7 +1,6 @@
 // The part of a core that is about its queues and flags.
 #include <algorithm>
 #include <cstring>
-
 #include <twin/core.hpp>
 #include <twin/machine.hpp>
 
@@ -24,7 +23,8 @@ void Core::check_flag(pipe_t source, pipe_t target, std::int64_t id, Where where
   }
 }
 
-void Core::set_flag(pipe_t source, pipe_t target, std::int64_t id, const Knowledge& knowledge, const Site& site) {
+void Core::set_flag(pipe_t source, pipe_t target, std::int64_t id, const Knowledge& knowledge,
+                    const Site& site) {
   Flag& set = flag(source, target, id);
   if (set.is_set && machine_.has_checks()) {
     raise(Rule::double_notify, site, flag_text(source, target, id) + " is set already",
@@ -64,7 +64,8 @@ void Core::wait(pipe_t source, pipe_t target, std::int64_t id, Where where) {
   machine_.trace("wait", site, 0, 0, static_cast<std::uint64_t>(id));
   if (target == PIPE_S) {
     awaited_ = {source, target, id};
-    block([this, source, target, id] { return flag(source, target, id).is_set; }, flag_text(source, target, id), where);
+    block([this, source, target, id] { return flag(source, target, id).is_set; },
+          flag_text(source, target, id), where);
     awaited_.reset();
     scalar_.clock.learn(take_flag(source, target, id));
     refresh();
@@ -123,10 +124,14 @@ bool Core::can_step(const Pipe& queue) const {
   }
   const PipeOp& head = queue.queue.front();
   switch (head.kind) {
-    case PipeOp::Kind::vf: return !vf_ || vf_->can_step();
-    case PipeOp::Kind::wait: return flag(head.other, queue.kind, head.id).is_set;
-    case PipeOp::Kind::inter_wait: return launch_->flags->can_pass(static_cast<std::uint32_t>(idx_), head.id);
-    default: return true;
+    case PipeOp::Kind::vf:
+      return !vf_ || vf_->can_step();
+    case PipeOp::Kind::wait:
+      return flag(head.other, queue.kind, head.id).is_set;
+    case PipeOp::Kind::inter_wait:
+      return launch_->flags->can_pass(static_cast<std::uint32_t>(idx_), head.id);
+    default:
+      return true;
   }
 }
 
@@ -151,8 +156,12 @@ void Core::run(Pipe& queue, const PipeOp& op) {
   }
   switch (op.kind) {
     case PipeOp::Kind::copy_in:
-    case PipeOp::Kind::copy_out: run_copy(queue, op); break;
-    case PipeOp::Kind::notify: set_flag(queue.kind, op.other, op.id, queue.done, op.site); break;
+    case PipeOp::Kind::copy_out:
+      run_copy(queue, op);
+      break;
+    case PipeOp::Kind::notify:
+      set_flag(queue.kind, op.other, op.id, queue.done, op.site);
+      break;
     case PipeOp::Kind::wait: {
       const Knowledge taken = take_flag(op.other, queue.kind, op.id);
       queue.ordered = join(queue.ordered, taken);
@@ -169,8 +178,11 @@ void Core::run(Pipe& queue, const PipeOp& op) {
       queue.done = join(queue.done, passed);
       break;
     }
-    case PipeOp::Kind::barrier: queue.ordered = join(queue.ordered, queue.done); break;
-    case PipeOp::Kind::vf: break;
+    case PipeOp::Kind::barrier:
+      queue.ordered = join(queue.ordered, queue.done);
+      break;
+    case PipeOp::Kind::vf:
+      break;
   }
 }
 

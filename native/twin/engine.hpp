@@ -1,4 +1,5 @@
-// What a device beside the cores (the URMA engine of a jetty) sees of the machine, and what the machine asks of it.
+// What a device beside the cores (the URMA engine of a jetty) sees of the machine, and what the machine asks
+// of it.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-
 #include <twin/clocks.hpp>
 #include <twin/violation.hpp>
 
@@ -34,8 +34,9 @@ using StoreListener = std::function<void(const Store&)>;
 class Device {
  public:
   virtual ~Device() = default;
-  // How many steps could run now, any of them next: an order that the flags demand is the device's own business.
-  // Asked again after every step of this device and after every store that one of its listeners heard.
+  // How many steps could run now, any of them next: an order that the flags demand is the device's own
+  // business. Asked again after every step of this device and after every store that one of its listeners
+  // heard.
   virtual std::size_t num_ready() const = 0;
   // Run ready step `idx` in [0, num_ready()). May raise a violation. Strategy inorder always passes 0.
   virtual void run(std::size_t idx) = 0;
@@ -58,7 +59,8 @@ class Bus {
   virtual int num_aivs() const = 0;  // per rank
   // A parameter of epsim_machine_create that the machine itself does not know ("sq_depth", ...).
   virtual std::int64_t parameter(const std::string& name, std::int64_t fallback) const = 0;
-  // False under strategy inorder: accesses are then not checked, and the device should not raise ordering rules.
+  // False under strategy inorder: accesses are then not checked, and the device should not raise ordering
+  // rules.
   virtual bool has_checks() const = 0;
   // Deterministic bits of this run's seed.
   virtual std::uint64_t random() = 0;
@@ -70,20 +72,24 @@ class Bus {
   virtual void watch(std::uint64_t address, std::uint64_t num_bytes, StoreListener listener) = 0;
 
   // Allocation as by epsim_alloc; `find` by name, `owner` by address (nullopt = outside every allocation).
-  virtual std::uint64_t allocate(int rank, std::uint64_t num_bytes, const std::string& name, bool is_zeroed) = 0;
+  virtual std::uint64_t allocate(int rank, std::uint64_t num_bytes, const std::string& name,
+                                 bool is_zeroed) = 0;
   virtual std::optional<AllocationInfo> find(int rank, const std::string& name) const = 0;
   virtual std::optional<AllocationInfo> owner(std::uint64_t address) const = 0;
 
   // Checked accesses: bounds, happens-before against every other access, dirty lines of scalar caches.
   virtual void read(std::uint64_t address, void* out, std::uint64_t num_bytes, const Access& access) = 0;
-  virtual void write(std::uint64_t address, const void* in, std::uint64_t num_bytes, const Access& access) = 0;
+  virtual void write(std::uint64_t address, const void* in, std::uint64_t num_bytes,
+                     const Access& access) = 0;
   // Read and write in one: keeps "uninitialised" with the bytes.
-  virtual void copy(std::uint64_t target, std::uint64_t source, std::uint64_t num_bytes, const Access& access) = 0;
+  virtual void copy(std::uint64_t target, std::uint64_t source, std::uint64_t num_bytes,
+                    const Access& access) = 0;
   // A store as by asc_store_dev that readers synchronise with: they learn `released`. Up to 8 bytes, aligned.
   // Wakes pollers and listeners.
   virtual void release(std::uint64_t address, const void* in, std::uint32_t num_bytes, const Access& access,
                        const ClockRef& released) = 0;
-  // A bypass load of a sync word (up to 8 bytes, aligned): the value, and what its writer released (never null).
+  // A bypass load of a sync word (up to 8 bytes, aligned): the value, and what its writer released (never
+  // null).
   virtual std::uint64_t acquire(std::uint64_t address, std::uint32_t num_bytes, const Access& access,
                                 ClockRef& learned) = 0;
   // Unchecked, for set-up and descriptions. Both mark nothing but `poke` initialises.
@@ -95,7 +101,8 @@ class Bus {
                      std::uint64_t extra) = 0;
 };
 
-// urma.cpp: create all jetties, fill their tables, attach their engines. Errors of use throw std::invalid_argument.
+// urma.cpp: create all jetties, fill their tables, attach their engines. Errors of use throw
+// std::invalid_argument.
 void init_jetties(Bus& bus);
 
 }  // namespace epsim::twin

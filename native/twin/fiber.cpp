@@ -1,9 +1,8 @@
-#include <twin/fiber.hpp>
-
 #include <sys/mman.h>
 
 #include <cstdint>
 #include <new>
+#include <twin/fiber.hpp>
 #include <utility>
 #include <vector>
 
@@ -201,7 +200,8 @@ void Fiber::resume() {
   }
   running = this;
 #ifdef EPSIM_ASAN
-  __sanitizer_start_switch_fiber(&outside_fake, static_cast<char*>(stack_) + kGuardBytes, kStackBytes - kGuardBytes);
+  __sanitizer_start_switch_fiber(&outside_fake, static_cast<char*>(stack_) + kGuardBytes,
+                                 kStackBytes - kGuardBytes);
 #endif
   epsim_switch_context(&outside, context_);
 #ifdef EPSIM_ASAN

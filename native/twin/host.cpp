@@ -1,6 +1,5 @@
 // Streams: what the host of a rank has queued, step after step.
 #include <cstring>
-
 #include <twin/machine.hpp>
 
 namespace epsim::twin {

@@ -1,6 +1,5 @@
-#include <twin/kernel.hpp>
-
 #include <map>
+#include <twin/kernel.hpp>
 
 namespace epsim::twin {
 

@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
-
 #include <twin/pointer.hpp>
+#include <vector>
 
 namespace epsim::twin {
 

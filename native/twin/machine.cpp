@@ -1,8 +1,7 @@
-#include <twin/machine.hpp>
-
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <twin/machine.hpp>
 #include <utility>
 
 namespace epsim::twin {
@@ -26,17 +25,21 @@ Choices choices_of(const Parameters& parameters) {
   choices.seed = static_cast<std::uint64_t>(parameters.integer("seed", 0));
   choices.pct_depth = static_cast<std::uint32_t>(positive(parameters, "pct_depth", 3, 1000));
   choices.pct_steps = static_cast<std::uint32_t>(positive(parameters, "pct_steps", 2000, 1'000'000'000));
-  choices.max_steps = static_cast<std::uint64_t>(positive(parameters, "max_steps", 20'000'000, 2'000'000'000));
+  choices.max_steps =
+      static_cast<std::uint64_t>(positive(parameters, "max_steps", 20'000'000, 2'000'000'000));
   return choices;
 }
 
 }  // namespace
 
 Machine::Machine(Parameters parameters)
-    : parameters_(std::move(parameters)), num_ranks_(positive(parameters_, "ranks", 2, 256)),
+    : parameters_(std::move(parameters)),
+      num_ranks_(positive(parameters_, "ranks", 2, 256)),
       num_aivs_(positive(parameters_, "aivs", 2, 128)),
-      has_checks_(parameters_.text("strategy", "random") != "inorder"), scheduler_(choices_of(parameters_)),
-      space_(num_ranks_, has_checks_), trace_(parameters_.integer("trace", 0) != 0) {
+      has_checks_(parameters_.text("strategy", "random") != "inorder"),
+      scheduler_(choices_of(parameters_)),
+      space_(num_ranks_, has_checks_),
+      trace_(parameters_.integer("trace", 0) != 0) {
   const int ub_bytes = positive(parameters_, "ub_bytes", 221'184, 253'952);
   for (int rank = 0; rank < num_ranks_; ++rank) {
     for (int idx = 0; idx < num_aivs_; ++idx) {
@@ -48,8 +51,7 @@ Machine::Machine(Parameters parameters)
     HostStream& host = *stream;
     host.machine = this;
     host.rank = rank;
-    host.clock.agent =
-        space_.shadow.add_agent({"host", static_cast<std::int16_t>(rank), -1, PIPE_HOST, 0});
+    host.clock.agent = space_.shadow.add_agent({"host", static_cast<std::int16_t>(rank), -1, PIPE_HOST, 0});
     host.clock.now = &host.now;
     host.clock.begin(nothing_known());
     host.actor = add_actor(Role::host, [&host] { host.step(); });
@@ -95,7 +97,8 @@ void Machine::loop() {
   for (;;) {
     const int actor = next_ >= 0 ? std::exchange(next_, -1) : scheduler_.pick();
     if (scheduler_.is_out_of_steps()) {
-      raise(Rule::livelock, Site{}, "the run has not ended after " + std::to_string(scheduler_.num_steps()) + " steps");
+      raise(Rule::livelock, Site{},
+            "the run has not ended after " + std::to_string(scheduler_.num_steps()) + " steps");
     }
     if (actor >= 0) {
       actors_[static_cast<std::size_t>(actor)]();
@@ -126,7 +129,8 @@ void Machine::deadlock() {
   }
   for (const auto& stream : streams_) {
     if (!stream->steps.empty() && !stream->is_running) {
-      places.push_back({Site{{}, static_cast<std::int16_t>(stream->rank), -1, PIPE_HOST, -1}, "host waits for words"});
+      places.push_back(
+          {Site{{}, static_cast<std::int16_t>(stream->rank), -1, PIPE_HOST, -1}, "host waits for words"});
     }
   }
   for (const auto& attached : devices_) {
@@ -200,9 +204,10 @@ void Machine::refresh_rank(int rank) {
 
 std::string Machine::stats() const {
   char text[200];
-  std::snprintf(text, sizeof(text), "{\"steps\": %llu, \"ops\": %llu, \"agents\": %zu, \"hash\": \"%016llx\"}",
-                static_cast<unsigned long long>(scheduler_.num_steps()), static_cast<unsigned long long>(num_ops_),
-                space_.shadow.num_agents(), static_cast<unsigned long long>(scheduler_.hash()));
+  std::snprintf(
+      text, sizeof(text), "{\"steps\": %llu, \"ops\": %llu, \"agents\": %zu, \"hash\": \"%016llx\"}",
+      static_cast<unsigned long long>(scheduler_.num_steps()), static_cast<unsigned long long>(num_ops_),
+      space_.shadow.num_agents(), static_cast<unsigned long long>(scheduler_.hash()));
   return text;
 }
 

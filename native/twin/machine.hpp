@@ -7,13 +7,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
-
 #include <twin/core.hpp>
 #include <twin/engine.hpp>
 #include <twin/scheduler.hpp>
 #include <twin/space.hpp>
 #include <twin/trace.hpp>
+#include <vector>
 
 namespace epsim::twin {
 
@@ -115,7 +114,8 @@ class Machine final : public Bus {
   std::optional<AllocationInfo> owner(std::uint64_t address) const override;
   void read(std::uint64_t address, void* out, std::uint64_t num_bytes, const Access& access) override;
   void write(std::uint64_t address, const void* in, std::uint64_t num_bytes, const Access& access) override;
-  void copy(std::uint64_t target, std::uint64_t source, std::uint64_t num_bytes, const Access& access) override;
+  void copy(std::uint64_t target, std::uint64_t source, std::uint64_t num_bytes,
+            const Access& access) override;
   void release(std::uint64_t address, const void* in, std::uint32_t num_bytes, const Access& access,
                const ClockRef& released) override;
   std::uint64_t acquire(std::uint64_t address, std::uint32_t num_bytes, const Access& access,

@@ -1,7 +1,6 @@
 // The services of the machine to devices.
 #include <cstring>
 #include <stdexcept>
-
 #include <twin/machine.hpp>
 
 namespace epsim::twin {
@@ -74,7 +73,8 @@ void Machine::write(std::uint64_t address, const void* in, std::uint64_t num_byt
   }
 }
 
-void Machine::copy(std::uint64_t target, std::uint64_t source, std::uint64_t num_bytes, const Access& access) {
+void Machine::copy(std::uint64_t target, std::uint64_t source, std::uint64_t num_bytes,
+                   const Access& access) {
   if (num_bytes > 0) {
     space_.copy(space_.gm(target, num_bytes, access.site), space_.gm(source, num_bytes, access.site), access);
   }
@@ -89,7 +89,8 @@ void Machine::release(std::uint64_t address, const void* in, std::uint32_t num_b
 
 std::uint64_t Machine::acquire(std::uint64_t address, std::uint32_t num_bytes, const Access& access,
                                ClockRef& learned) {
-  const std::uint64_t bits = space_.sync_load(space_.gm(address, num_bytes, access.site), access, true, learned);
+  const std::uint64_t bits =
+      space_.sync_load(space_.gm(address, num_bytes, access.site), access, true, learned);
   if (!learned) {
     learned = no_clock();
   }

@@ -1,11 +1,10 @@
-#include <twin/memory.hpp>
-
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <twin/memory.hpp>
 #include <utility>
 
 namespace epsim::twin {
@@ -14,7 +13,8 @@ Pages::Pages(std::uint64_t num_bytes) : num_bytes_(num_bytes) {
   if (num_bytes == 0) {
     return;
   }
-  void* pages = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* pages =
+      mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED) {
     throw std::bad_alloc();
   }
@@ -68,8 +68,9 @@ Region* Memory::holder(std::uint64_t address) const {
     return nullptr;
   }
   const auto& list = regions_[static_cast<std::size_t>(rank)];
-  auto after = std::upper_bound(list.begin(), list.end(), address,
-                                [](std::uint64_t wanted, const auto& region) { return wanted < region->base; });
+  auto after =
+      std::upper_bound(list.begin(), list.end(), address,
+                       [](std::uint64_t wanted, const auto& region) { return wanted < region->base; });
   return after == list.begin() ? nullptr : std::prev(after)->get();
 }
 

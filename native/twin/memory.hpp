@@ -4,10 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
-
 #include <twin/clocks.hpp>
 #include <twin/violation.hpp>
+#include <vector>
 
 namespace epsim::twin {
 

@@ -2,15 +2,14 @@
 #include <cctype>
 #include <cstdlib>
 #include <stdexcept>
-
 #include <twin/machine.hpp>
 
 namespace epsim::twin {
 
 namespace {
 
-constexpr const char* kKnown[] = {"ranks",     "aivs",      "seed",     "strategy", "pct_depth", "pct_steps",
-                                  "ub_bytes",  "max_steps", "trace",    "sq_depth", "cq_depth"};
+constexpr const char* kKnown[] = {"ranks",    "aivs",      "seed",  "strategy", "pct_depth", "pct_steps",
+                                  "ub_bytes", "max_steps", "trace", "sq_depth", "cq_depth"};
 
 class Reader {
  public:
@@ -43,7 +42,8 @@ class Reader {
       return string();
     }
     std::string result;
-    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) != 0 || text_[at_] == '-')) {
+    while (at_ < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[at_])) != 0 || text_[at_] == '-')) {
       result += text_[at_++];
     }
     return result == "true" ? "1" : result == "false" ? "0" : result;

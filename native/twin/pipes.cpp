@@ -1,6 +1,5 @@
-#include <twin/pipes.hpp>
-
 #include <algorithm>
+#include <twin/pipes.hpp>
 
 namespace epsim::twin {
 
@@ -17,8 +16,9 @@ void CrossFlags::arrive(std::uint32_t block, std::int64_t idx, const Knowledge& 
   Id& id = ids_[static_cast<std::size_t>(idx)];
   const std::uint32_t round = id.arrivals[block]++;
   if (id.arrivals[block] - id.passed[block] > kMaxPending) {
-    raise(Rule::count_limit, site, "arrival " + std::to_string(kMaxPending + 1) + " on cross-core flag " +
-                                       std::to_string(idx) + " before a wait");
+    raise(Rule::count_limit, site,
+          "arrival " + std::to_string(kMaxPending + 1) + " on cross-core flag " + std::to_string(idx) +
+              " before a wait");
   }
   if (round == id.rounds.size()) {
     id.rounds.push_back(knowledge);

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-
 #include <twin/clocks.hpp>
 #include <twin/violation.hpp>
 
@@ -37,15 +36,16 @@ struct PipeOp {
   std::uint32_t num_threads = 0;
 };
 
-// One queue. Operations start in order and run one at a time, at moments that the scheduler picks. On MTE pipes a
-// later operation is not ordered after an earlier one unless a barrier stands between them; on V it is.
+// One queue. Operations start in order and run one at a time, at moments that the scheduler picks. On MTE
+// pipes a later operation is not ordered after an earlier one unless a barrier stands between them; on V it
+// is.
 struct Pipe {
   pipe_t kind = PIPE_V;
   int actor = -1;
-  AgentId agent = 0;            // of an MTE pipe; a VF has its warps
-  std::uint32_t num_ops = 0;    // also the clock of the last one
-  Knowledge done;               // all finished operations, and all that waits have brought
-  Knowledge ordered;            // what the next operation may rely on: waits, and operations before a barrier
+  AgentId agent = 0;          // of an MTE pipe; a VF has its warps
+  std::uint32_t num_ops = 0;  // also the clock of the last one
+  Knowledge done;             // all finished operations, and all that waits have brought
+  Knowledge ordered;          // what the next operation may rely on: waits, and operations before a barrier
   std::deque<PipeOp> queue;
 };
 
@@ -64,7 +64,9 @@ class CrossFlags {
   Knowledge pass(std::uint32_t block, std::int64_t id);
   // At the end of the launch: nothing may be pending.
   void check_empty(const std::vector<Site>& ends) const;
-  std::uint32_t num_arrived(std::uint32_t block, std::int64_t id) const { return ids_[static_cast<std::size_t>(id)].arrivals[block]; }
+  std::uint32_t num_arrived(std::uint32_t block, std::int64_t id) const {
+    return ids_[static_cast<std::size_t>(id)].arrivals[block];
+  }
 
  private:
   struct Id {

@@ -1,11 +1,11 @@
-// gm<T> and ub<T>: on the device plain pointers, here a simulated address and a UB offset whose accesses are checked.
+// gm<T> and ub<T>: on the device plain pointers, here a simulated address and a UB offset whose accesses are
+// checked.
 #pragma once
 
 #include <compare>
 #include <cstdint>
-#include <type_traits>
-
 #include <twin/runtime.hpp>
+#include <type_traits>
 
 namespace epsim::twin {
 
@@ -59,8 +59,10 @@ class Ref {
   }
   Ref& operator=(Ref&& other) && { return std::move(*this) = static_cast<referenced_type>(std::move(other)); }
   // One load and one store each, as on the device.
-#define EPSIM_UPDATE(op) \
-  Ref& operator op##=(const referenced_type& value) && { return update(value, [](auto a, auto b) { return a op b; }); }
+#define EPSIM_UPDATE(op)                                         \
+  Ref& operator op## = (const referenced_type& value) && {       \
+    return update(value, [](auto a, auto b) { return a op b; }); \
+  }
   EPSIM_UPDATE(+)
   EPSIM_UPDATE(-)
   EPSIM_UPDATE(*)
@@ -74,8 +76,8 @@ class Ref {
   template <class F>
   Ref& update(const referenced_type& value, F combine) {
     const auto old = load_value<Space, T>(address_, Via::cached, where_);
-    store_value<Space, referenced_type>(address_, static_cast<referenced_type>(combine(old, value)), Via::cached,
-                                        where_);
+    store_value<Space, referenced_type>(address_, static_cast<referenced_type>(combine(old, value)),
+                                        Via::cached, where_);
     return *this;
   }
 
@@ -147,10 +149,11 @@ constexpr std::uint32_t ub_address(ub<T> pointer) {
 }
 // The address of a member of a struct in GM: &p->member on the device.
 template <class T, class S, class M>
-gm<std::conditional_t<std::is_const_v<T>, const M, M>> gm_field(gm<T> pointer, M S::*member) {
+gm<std::conditional_t<std::is_const_v<T>, const M, M>> gm_field(gm<T> pointer, M S::* member) {
   static_assert(std::is_same_v<std::remove_const_t<T>, S> && std::is_standard_layout_v<S>);
   alignas(S) static const unsigned char blank[sizeof(S)] = {};
   const auto* origin = reinterpret_cast<const S*>(blank);
   const auto offset = reinterpret_cast<const unsigned char*>(&(origin->*member)) - blank;
-  return gm<std::conditional_t<std::is_const_v<T>, const M, M>>(pointer.address() + static_cast<std::uint64_t>(offset));
+  return gm<std::conditional_t<std::is_const_v<T>, const M, M>>(pointer.address() +
+                                                                static_cast<std::uint64_t>(offset));
 }

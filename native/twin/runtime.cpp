@@ -1,16 +1,14 @@
 // The calls of kernels that touch memory, for the thread that runs now.
-#include <twin/runtime.hpp>
-
 #include <cstring>
-
 #include <twin/machine.hpp>
+#include <twin/runtime.hpp>
 
 namespace epsim::twin::rt {
 
 namespace {
 
-// How often a set of words must be loaded again, unchanged, before the thread sleeps. Plain loads repeat in ordinary
-// code (arguments), bypass loads hardly do.
+// How often a set of words must be loaded again, unchanged, before the thread sleeps. Plain loads repeat in
+// ordinary code (arguments), bypass loads hardly do.
 constexpr std::uint32_t kPollRounds = 3;
 constexpr std::uint32_t kPlainRounds = 64;
 
@@ -21,7 +19,10 @@ struct Call {
   Space& space;
 
   explicit Call(Where where)
-      : machine(Machine::current()), thread(machine.thread(where)), core(*thread.core), space(machine.space()) {
+      : machine(Machine::current()),
+        thread(machine.thread(where)),
+        core(*thread.core),
+        space(machine.space()) {
     machine.count_op();
   }
   Span gm(std::uint64_t address, std::uint32_t num_bytes, std::uint32_t align) const {
@@ -81,7 +82,8 @@ std::uint64_t bits_of(const void* in, std::uint32_t num_bytes) {
 
 }  // namespace
 
-void gm_load(std::uint64_t address, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via, Where where) {
+void gm_load(std::uint64_t address, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via,
+             Where where) {
   const Call call(where);
   const Span span = call.gm(address, num_bytes, align);
   if (via == Via::bypass) {
@@ -100,10 +102,10 @@ void gm_load(std::uint64_t address, void* out, std::uint32_t num_bytes, std::uin
     if (call.machine.has_checks()) {
       const Site site = call.thread.site(where);
       Shadow& shadow = call.space.shadow;
-      call.thread.is_lane
-          ? call.core.simt_cache().load(shadow, *span.region, span.offset, num_bytes, site, Rule::stale_simt_cache)
-          : call.core.scalar_cache().load(shadow, *span.region, span.offset, num_bytes, site,
-                                          Rule::stale_scalar_cache);
+      call.thread.is_lane ? call.core.simt_cache().load(shadow, *span.region, span.offset, num_bytes, site,
+                                                        Rule::stale_simt_cache)
+                          : call.core.scalar_cache().load(shadow, *span.region, span.offset, num_bytes, site,
+                                                          Rule::stale_scalar_cache);
     }
   }
   call.polled(span, via);
@@ -135,7 +137,8 @@ void gm_store(std::uint64_t address, const void* in, std::uint32_t num_bytes, st
     RemoteAccess access{};
     access.kind = RemoteAccess::Kind::plain_store;
     access.span = span;
-    access.bytes.assign(static_cast<const std::uint8_t*>(in), static_cast<const std::uint8_t*>(in) + num_bytes);
+    access.bytes.assign(static_cast<const std::uint8_t*>(in),
+                        static_cast<const std::uint8_t*>(in) + num_bytes);
     call.fly(std::move(access));
     return;
   }
@@ -191,7 +194,8 @@ std::uint64_t await_atomic(std::uint64_t ticket) {
   return old;
 }
 
-void ub_load(std::uint64_t offset, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via, Where where) {
+void ub_load(std::uint64_t offset, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via,
+             Where where) {
   const Call call(where);
   const Span span = call.core.ub_span(offset, num_bytes, align, call.thread.site(where));
   if (via == Via::bypass) {

@@ -4,11 +4,19 @@
 
 #include <cstdint>
 #include <functional>
-
 #include <twin/where.hpp>
 
 // Pipes of an AIV, with the vendor's names. UBMEM and URMA are ours, for reports only.
-enum pipe_t : std::uint8_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_UBMEM, PIPE_URMA, PIPE_HOST };
+enum pipe_t : std::uint8_t {
+  PIPE_S,
+  PIPE_V,
+  PIPE_MTE2,
+  PIPE_MTE3,
+  PIPE_ALL,
+  PIPE_UBMEM,
+  PIPE_URMA,
+  PIPE_HOST
+};
 
 // What asc_sync_data_barrier waits for.
 enum dsb_t : std::uint8_t { DSB_ALL, DSB_DDR, DSB_UB };
@@ -42,12 +50,16 @@ struct AtomicCall {
 namespace rt {
 
 // Memory. Sizes in bytes; a violation does not return.
-void gm_load(std::uint64_t address, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via, Where where);
-void gm_store(std::uint64_t address, const void* in, std::uint32_t num_bytes, std::uint32_t align, Via via, Where where);
+void gm_load(std::uint64_t address, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via,
+             Where where);
+void gm_store(std::uint64_t address, const void* in, std::uint32_t num_bytes, std::uint32_t align, Via via,
+              Where where);
 AtomicResult gm_atomic(std::uint64_t address, const AtomicCall& call, Where where);
 std::uint64_t await_atomic(std::uint64_t ticket);
-void ub_load(std::uint64_t offset, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via, Where where);
-void ub_store(std::uint64_t offset, const void* in, std::uint32_t num_bytes, std::uint32_t align, Via via, Where where);
+void ub_load(std::uint64_t offset, void* out, std::uint32_t num_bytes, std::uint32_t align, Via via,
+             Where where);
+void ub_store(std::uint64_t offset, const void* in, std::uint32_t num_bytes, std::uint32_t align, Via via,
+              Where where);
 std::uint64_t ub_atomic(std::uint64_t offset, const AtomicCall& call, Where where);
 void dcci(std::uint64_t address, Where where);
 void dcci_all(Where where);

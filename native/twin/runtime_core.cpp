@@ -1,6 +1,5 @@
 // The calls of kernels that are about pipes, flags, caches, fences and lanes.
 #include <cstring>
-
 #include <twin/machine.hpp>
 #include <twin/runtime.hpp>
 
@@ -32,7 +31,8 @@ Lane& lane_call(Where where, bool is_neutral = false) {
   Thread& thread = machine.thread(where);
   machine.count_op();
   if (!thread.is_lane) {
-    raise(Rule::bad_argument, thread.site(where), "this call is of the lanes of a VF, not of the scalar unit");
+    raise(Rule::bad_argument, thread.site(where),
+          "this call is of the lanes of a VF, not of the scalar unit");
   }
   if (!is_neutral) {
     thread.poll.reset();
@@ -50,12 +50,13 @@ void check_shape(const CopyShape& shape, std::int64_t ub_stride, std::uint64_t u
   const bool is_compact = ub_stride == static_cast<std::int64_t>(shape.burst_bytes);
   if (ub_offset % kUbAlign != 0 || (shape.num_bursts > 1 && !is_compact && ub_stride % 32 != 0)) {
     raise(Rule::unaligned_access, site,
-          "the UB side of a copy, offset " + std::to_string(ub_offset) + " and stride " + std::to_string(ub_stride) +
-              ", must be 32 B aligned");
+          "the UB side of a copy, offset " + std::to_string(ub_offset) + " and stride " +
+              std::to_string(ub_stride) + ", must be 32 B aligned");
   }
 }
 
-void copy(pipe_t pipe, std::uint64_t gm_address, std::uint64_t ub_offset, const CopyShape& shape, Where where) {
+void copy(pipe_t pipe, std::uint64_t gm_address, std::uint64_t ub_offset, const CopyShape& shape,
+          Where where) {
   const ScalarCall call(where);
   const bool is_in = pipe == PIPE_MTE2;
   const Site site{where, call.core.rank(), call.core.idx(), pipe, -1};
@@ -105,7 +106,9 @@ void data_barrier(dsb_t scope, Where where) {
   call.thread.yield();
 }
 
-std::uint32_t block_idx(Where where) { return static_cast<std::uint32_t>(ScalarCall(where, true).core.idx()); }
+std::uint32_t block_idx(Where where) {
+  return static_cast<std::uint32_t>(ScalarCall(where, true).core.idx());
+}
 std::uint32_t block_num(Where where) { return ScalarCall(where, true).core.launch()->num_blocks; }
 
 std::uint32_t ub_bytes() {
@@ -151,7 +154,9 @@ void sync_pipe(pipe_t pipe, Where where) { ScalarCall(where).core.sync_pipe(pipe
 void inter_arrive(pipe_t pipe, std::int64_t id, Where where) {
   ScalarCall(where).core.inter_arrive(pipe, id, where);
 }
-void inter_wait(pipe_t pipe, std::int64_t id, Where where) { ScalarCall(where).core.inter_wait(pipe, id, where); }
+void inter_wait(pipe_t pipe, std::int64_t id, Where where) {
+  ScalarCall(where).core.inter_wait(pipe, id, where);
+}
 
 void vf_call(std::int64_t num_threads, std::function<void()> body, Where where) {
   const ScalarCall call(where);

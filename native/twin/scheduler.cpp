@@ -1,7 +1,6 @@
-#include <twin/scheduler.hpp>
-
 #include <algorithm>
 #include <stdexcept>
+#include <twin/scheduler.hpp>
 
 namespace epsim::twin {
 
@@ -20,7 +19,8 @@ Strategy parse_strategy(const std::string& name) {
       return static_cast<Strategy>(i);
     }
   }
-  throw std::invalid_argument("strategy must be random, pct, delay_pipe, late or inorder, not \"" + name + "\"");
+  throw std::invalid_argument("strategy must be random, pct, delay_pipe, late or inorder, not \"" + name +
+                              "\"");
 }
 
 Scheduler::Scheduler(const Choices& choices) : choices_(choices), random_(choices.seed) {
@@ -60,11 +60,21 @@ int Scheduler::pick() {
     return -1;
   }
   switch (choices_.strategy) {
-    case Strategy::random: current_ = pick_random(); break;
-    case Strategy::pct: current_ = pick_by_priority(); break;
-    case Strategy::delay_pipe: current_ = pick_but_victim(); break;
-    case Strategy::late: current_ = pick_late(); break;
-    case Strategy::inorder: current_ = pick_in_order(); break;
+    case Strategy::random:
+      current_ = pick_random();
+      break;
+    case Strategy::pct:
+      current_ = pick_by_priority();
+      break;
+    case Strategy::delay_pipe:
+      current_ = pick_but_victim();
+      break;
+    case Strategy::late:
+      current_ = pick_late();
+      break;
+    case Strategy::inorder:
+      current_ = pick_in_order();
+      break;
   }
   hash_ = (hash_ ^ static_cast<std::uint64_t>(current_)) * 0x100000001b3ULL + 1;
   return current_;

@@ -13,7 +13,9 @@ class Random {
   explicit Random(std::uint64_t seed) : state_(seed) {}
   std::uint64_t next();
   // Uniform in [0, bound).
-  std::uint64_t below(std::uint64_t bound) { return static_cast<std::uint64_t>((static_cast<unsigned __int128>(next()) * bound) >> 64); }
+  std::uint64_t below(std::uint64_t bound) {
+    return static_cast<std::uint64_t>((static_cast<unsigned __int128>(next()) * bound) >> 64);
+  }
 
  private:
   std::uint64_t state_;

@@ -1,7 +1,6 @@
-#include <twin/shadow.hpp>
-
 #include <algorithm>
 #include <cstdio>
+#include <twin/shadow.hpp>
 
 namespace epsim::twin {
 
@@ -60,20 +59,21 @@ Involved Shadow::writer(const Cell& cell) const { return place(cell.write, cell.
 std::string Shadow::bytes_text(const Region& region, std::uint64_t idx) const {
   char text[120];
   std::snprintf(text, sizeof(text), "byte %llu of %s \"%.60s\" of rank %d",
-                static_cast<unsigned long long>(idx * kCellBytes), region.is_ub ? "UB" : "GM", region.name.c_str(),
-                region.rank);
+                static_cast<unsigned long long>(idx * kCellBytes), region.is_ub ? "UB" : "GM",
+                region.name.c_str(), region.rank);
   return text;
 }
 
-void Shadow::race(Region& region, std::uint64_t idx, const Access& access, const char* what, const Stamp& other,
-                  std::uint16_t other_where, const char* other_what) const {
-  raise(Rule::data_race, access.site,
-        std::string(what) + " of " + bytes_text(region, idx) + " is not ordered after an earlier " + other_what,
-        {place(other, other_where, other_what)});
+void Shadow::race(Region& region, std::uint64_t idx, const Access& access, const char* what,
+                  const Stamp& other, std::uint16_t other_where, const char* other_what) const {
+  raise(
+      Rule::data_race, access.site,
+      std::string(what) + " of " + bytes_text(region, idx) + " is not ordered after an earlier " + other_what,
+      {place(other, other_where, other_what)});
 }
 
-void Shadow::check_dirty(Region& region, std::uint64_t idx, const Cell& cell, const Access& access, AccessKind kind,
-                         bool is_write) const {
+void Shadow::check_dirty(Region& region, std::uint64_t idx, const Cell& cell, const Access& access,
+                         AccessKind kind, bool is_write) const {
   if ((cell.flags & kDirty) == 0 ||
       (kind == AccessKind::scalar_cached && access.stamp.agent == cell.write.agent)) {
     return;
@@ -139,7 +139,8 @@ std::uint8_t Shadow::read(Region& region, std::uint64_t offset, std::uint64_t nu
   return flags;
 }
 
-void Shadow::check_readers(Region& region, std::uint64_t idx, Cell& cell, const Access& access, bool is_sync) {
+void Shadow::check_readers(Region& region, std::uint64_t idx, Cell& cell, const Access& access,
+                           bool is_sync) {
   const bool may_overlap = is_sync && (cell.flags & kSyncRead) != 0;
   if (!may_overlap && !is_ordered(cell.read, access)) {
     race(region, idx, access, "write", cell.read, cell.read_where, "read");
@@ -157,13 +158,14 @@ void Shadow::check_readers(Region& region, std::uint64_t idx, Cell& cell, const 
   std::erase_if(readers, [&](const Reader& reader) { return is_ordered(reader.stamp, access); });
 }
 
-std::uint8_t Shadow::write(Region& region, std::uint64_t offset, std::uint64_t num_bytes, const Access& access,
-                           AccessKind kind) {
+std::uint8_t Shadow::write(Region& region, std::uint64_t offset, std::uint64_t num_bytes,
+                           const Access& access, AccessKind kind) {
   const bool is_sync = kind == AccessKind::sync;
   const std::uint64_t end = (offset + num_bytes - 1) / kCellBytes;
   const std::uint16_t where = has_checks_ ? intern(access.site.where) : std::uint16_t{0};
-  const std::uint8_t marks = static_cast<std::uint8_t>(
-      kInitialised | (is_sync ? kSyncWrite : 0) | (kind == AccessKind::scalar_cached && has_checks_ ? kDirty : 0));
+  const std::uint8_t marks =
+      static_cast<std::uint8_t>(kInitialised | (is_sync ? kSyncWrite : 0) |
+                                (kind == AccessKind::scalar_cached && has_checks_ ? kDirty : 0));
   ++version_;
   Stamp fine{};
   std::uint8_t flags = 0;
@@ -218,7 +220,8 @@ ClockRef Shadow::released(Region& region, std::uint64_t offset, std::uint64_t nu
   return result;
 }
 
-void Shadow::set_released(Region& region, std::uint64_t offset, std::uint64_t num_bytes, const ClockRef& clock) {
+void Shadow::set_released(Region& region, std::uint64_t offset, std::uint64_t num_bytes,
+                          const ClockRef& clock) {
   for (std::uint64_t i = offset / kCellBytes; i <= (offset + num_bytes - 1) / kCellBytes; ++i) {
     side(region.cell(i)).released = clock;
   }

@@ -3,12 +3,11 @@
 
 #include <cstdint>
 #include <string>
-#include <unordered_map>
-#include <vector>
-
 #include <twin/clocks.hpp>
 #include <twin/engine.hpp>
 #include <twin/memory.hpp>
+#include <unordered_map>
+#include <vector>
 
 namespace epsim::twin {
 
@@ -33,15 +32,15 @@ class Shadow {
   AgentId add_agent(AgentInfo info);
   std::size_t num_agents() const { return agents_.size(); }
 
-  // Check and note an access; both return the union of the flags of the cells. With must_be_initialised a blank
-  // byte is a violation.
+  // Check and note an access; both return the union of the flags of the cells. With must_be_initialised a
+  // blank byte is a violation.
   std::uint8_t read(Region& region, std::uint64_t offset, std::uint64_t num_bytes, const Access& access,
                     AccessKind kind, bool must_be_initialised);
   std::uint8_t write(Region& region, std::uint64_t offset, std::uint64_t num_bytes, const Access& access,
                      AccessKind kind);
   // Give the bytes of target the "initialised" marks of source (after write, which sets them).
-  void copy_marks(Region& target, std::uint64_t target_offset, const Region& source, std::uint64_t source_offset,
-                  std::uint64_t num_bytes);
+  void copy_marks(Region& target, std::uint64_t target_offset, const Region& source,
+                  std::uint64_t source_offset, std::uint64_t num_bytes);
 
   // What the writers of these bytes released; null if none of them was a sync write.
   ClockRef released(Region& region, std::uint64_t offset, std::uint64_t num_bytes) const;

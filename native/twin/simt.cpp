@@ -1,10 +1,8 @@
-#include <twin/simt.hpp>
-
 #include <algorithm>
-
 #include <twin/asc_simt.hpp>
 #include <twin/core.hpp>
 #include <twin/machine.hpp>
+#include <twin/simt.hpp>
 
 thread_local asc_dim threadIdx{0};
 thread_local asc_dim blockDim{0};
@@ -25,7 +23,11 @@ void Lane::wake() { vf->wake(*this); }
 
 Vf::Vf(Core& core, const std::vector<AgentId>& warp_agents, std::vector<std::uint32_t>& warp_clocks,
        std::uint32_t num_threads, const std::function<void()>& body, const Knowledge& start, Where where)
-    : core_(core), body_(body), where_(where), warp_clocks_(warp_clocks), warp_agents_(warp_agents),
+    : core_(core),
+      body_(body),
+      where_(where),
+      warp_clocks_(warp_clocks),
+      warp_agents_(warp_agents),
       num_live_(num_threads) {
   const std::uint32_t num_warps = (num_threads + kWarpLanes - 1) / kWarpLanes;
   for (std::uint32_t w = 0; w < num_warps; ++w) {
@@ -205,9 +207,15 @@ void Vf::compute(const std::vector<Lane*>& group, const Lane* const* warp_lanes)
     const std::uint32_t own = lane->clock.tid % kWarpLanes;
     std::uint32_t from = own;
     switch (lane->shuffle) {
-      case rt::Shuffle::index: from = lane->operand % kWarpLanes; break;
-      case rt::Shuffle::up: from = own >= lane->operand ? own - lane->operand : own; break;
-      case rt::Shuffle::bit_xor: from = (own ^ lane->operand) % kWarpLanes; break;
+      case rt::Shuffle::index:
+        from = lane->operand % kWarpLanes;
+        break;
+      case rt::Shuffle::up:
+        from = own >= lane->operand ? own - lane->operand : own;
+        break;
+      case rt::Shuffle::bit_xor:
+        from = (own ^ lane->operand) % kWarpLanes;
+        break;
     }
     // A lane that does not take part has nothing to give: garbage, the same in every run.
     results.push_back(warp_lanes[from] != nullptr ? warp_lanes[from]->bits : 0xdeadbeefdeadbeefULL);
@@ -219,7 +227,8 @@ void Vf::compute(const std::vector<Lane*>& group, const Lane* const* warp_lanes)
 
 void Vf::resolve_block() {
   if (num_live_ != lanes_.size()) {
-    const auto waiting = std::ranges::find_if(lanes_, [](const auto& l) { return l->state == Lane::State::at_block; });
+    const auto waiting =
+        std::ranges::find_if(lanes_, [](const auto& l) { return l->state == Lane::State::at_block; });
     raise(Rule::missing_arrivals, (*waiting)->site((*waiting)->where),
           std::to_string(lanes_.size() - num_live_) + " of " + std::to_string(lanes_.size()) +
               " lanes ended without reaching the barrier");
@@ -258,7 +267,8 @@ Knowledge Vf::meet(Warp& warp) {
       continue;
     }
     for (std::uint32_t i = 0; i < warp.num_lanes; ++i) {
-      all.visible[scope] = join(all.visible[scope], lanes_[warp.first + i]->clock.released(static_cast<Scope>(scope)));
+      all.visible[scope] =
+          join(all.visible[scope], lanes_[warp.first + i]->clock.released(static_cast<Scope>(scope)));
     }
   }
   all.known = known;

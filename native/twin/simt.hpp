@@ -6,9 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
-
 #include <twin/thread.hpp>
+#include <vector>
 
 namespace epsim::twin {
 

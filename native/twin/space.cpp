@@ -1,8 +1,7 @@
-#include <twin/space.hpp>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <twin/space.hpp>
 
 namespace epsim::twin {
 
@@ -20,7 +19,8 @@ std::uint64_t load_bits(const Span& span) {
 
 }  // namespace
 
-void Space::read(const Span& span, void* out, const Access& access, AccessKind kind, bool must_be_initialised) {
+void Space::read(const Span& span, void* out, const Access& access, AccessKind kind,
+                 bool must_be_initialised) {
   shadow.read(*span.region, span.offset, span.num_bytes, access, kind, must_be_initialised);
   std::memcpy(out, span.data(), span.num_bytes);
 }
@@ -63,7 +63,8 @@ void Space::add_int32(const Span& target, const Span& source, const Access& acce
   after_write(target, flags);
 }
 
-std::uint64_t Space::sync_load(const Span& span, const Access& access, bool must_be_initialised, ClockRef& learned) {
+std::uint64_t Space::sync_load(const Span& span, const Access& access, bool must_be_initialised,
+                               ClockRef& learned) {
   shadow.read(*span.region, span.offset, span.num_bytes, access, AccessKind::sync, must_be_initialised);
   if (shadow.has_checks()) {
     learned = shadow.released(*span.region, span.offset, span.num_bytes);
@@ -84,8 +85,8 @@ void Space::sync_store(const Span& span, std::uint64_t bits, const Access& acces
   }
 }
 
-std::uint64_t Space::atomic(const Span& span, const AtomicCall& call, const Access& access, const ClockRef& released,
-                            ClockRef& learned) {
+std::uint64_t Space::atomic(const Span& span, const AtomicCall& call, const Access& access,
+                            const ClockRef& released, ClockRef& learned) {
   const std::uint64_t old = sync_load(span, access, true, learned);
   // Everybody who added to the word before goes on being released by it.
   sync_store(span, atomic_result(call, old), access, learned ? join(learned, released) : released);
@@ -93,7 +94,8 @@ std::uint64_t Space::atomic(const Span& span, const AtomicCall& call, const Acce
 }
 
 void Space::watch(const Span& span, StoreListener listener) {
-  for (std::uint64_t i = span.offset / kCellBytes; i <= (span.offset + span.num_bytes - 1) / kCellBytes; ++i) {
+  for (std::uint64_t i = span.offset / kCellBytes; i <= (span.offset + span.num_bytes - 1) / kCellBytes;
+       ++i) {
     Cell& cell = span.region->cell(i);
     cell.flags = static_cast<std::uint8_t>(cell.flags | kListened);
   }
@@ -105,7 +107,8 @@ void Space::after_write(const Span& span, std::uint8_t flags) {
   if ((flags & kWatched) == 0) {
     return;
   }
-  for (std::uint64_t i = span.offset / kCellBytes; i <= (span.offset + span.num_bytes - 1) / kCellBytes; ++i) {
+  for (std::uint64_t i = span.offset / kCellBytes; i <= (span.offset + span.num_bytes - 1) / kCellBytes;
+       ++i) {
     Cell& cell = span.region->cell(i);
     cell.flags = static_cast<std::uint8_t>(cell.flags & ~kWatched);
   }
@@ -136,7 +139,8 @@ void Space::tell_listeners(const Span& span, const Site& site, const ClockRef& r
 void Space::put_to_sleep(Sleeper& sleeper) {
   for (std::uint32_t i = 0; i < sleeper.poll.num_words(); ++i) {
     const Poll::Word& word = sleeper.poll.word(i);
-    for (std::uint64_t c = word.offset / kCellBytes; c <= (word.offset + word.num_bytes - 1) / kCellBytes; ++c) {
+    for (std::uint64_t c = word.offset / kCellBytes; c <= (word.offset + word.num_bytes - 1) / kCellBytes;
+         ++c) {
       Cell& cell = word.region->cell(c);
       cell.flags = static_cast<std::uint8_t>(cell.flags | kWatched);
     }
@@ -164,10 +168,14 @@ std::uint64_t atomic_result(const AtomicCall& call, std::uint64_t old) {
                                             std::bit_cast<float>(static_cast<std::uint32_t>(call.value)));
       }
       return (old + call.value) & mask;
-    case Atomic::exch: return call.value & mask;
-    case Atomic::cas: return old == (call.compare & mask) ? call.value & mask : old;
-    case Atomic::bit_or: return (old | call.value) & mask;
-    case Atomic::max: break;
+    case Atomic::exch:
+      return call.value & mask;
+    case Atomic::cas:
+      return old == (call.compare & mask) ? call.value & mask : old;
+    case Atomic::bit_or:
+      return (old | call.value) & mask;
+    case Atomic::max:
+      break;
   }
   switch (call.number) {
     case Number::i32: {
@@ -178,9 +186,11 @@ std::uint64_t atomic_result(const AtomicCall& call, std::uint64_t old) {
       return static_cast<std::uint64_t>(
           std::max(static_cast<std::int64_t>(old), static_cast<std::int64_t>(call.value)));
     case Number::f32:
-      return std::bit_cast<std::uint32_t>(std::max(std::bit_cast<float>(static_cast<std::uint32_t>(old)),
-                                                   std::bit_cast<float>(static_cast<std::uint32_t>(call.value))));
-    default: return std::max(old, call.value) & mask;
+      return std::bit_cast<std::uint32_t>(
+          std::max(std::bit_cast<float>(static_cast<std::uint32_t>(old)),
+                   std::bit_cast<float>(static_cast<std::uint32_t>(call.value))));
+    default:
+      return std::max(old, call.value) & mask;
   }
 }
 

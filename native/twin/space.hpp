@@ -2,13 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
-#include <vector>
-
 #include <twin/engine.hpp>
 #include <twin/memory.hpp>
 #include <twin/shadow.hpp>
 #include <twin/thread.hpp>
+#include <utility>
+#include <vector>
 
 namespace epsim::twin {
 
@@ -37,11 +36,12 @@ class Space {
   void add_int32(const Span& target, const Span& source, const Access& access);
 
   // Sync words. Learned is what the writer released (null: nothing).
-  std::uint64_t sync_load(const Span& span, const Access& access, bool must_be_initialised, ClockRef& learned);
+  std::uint64_t sync_load(const Span& span, const Access& access, bool must_be_initialised,
+                          ClockRef& learned);
   void sync_store(const Span& span, std::uint64_t bits, const Access& access, const ClockRef& released);
   // Returns the old value; what the word had released stays released.
-  std::uint64_t atomic(const Span& span, const AtomicCall& call, const Access& access, const ClockRef& released,
-                       ClockRef& learned);
+  std::uint64_t atomic(const Span& span, const AtomicCall& call, const Access& access,
+                       const ClockRef& released, ClockRef& learned);
 
   void watch(const Span& span, StoreListener listener);
 
@@ -64,6 +64,8 @@ class Space {
 
 // The value that an atomic leaves behind.
 std::uint64_t atomic_result(const AtomicCall& call, std::uint64_t old);
-inline std::uint32_t number_bytes(Number number) { return number == Number::i64 || number == Number::u64 ? 8 : 4; }
+inline std::uint32_t number_bytes(Number number) {
+  return number == Number::i64 || number == Number::u64 ? 8 : 4;
+}
 
 }  // namespace epsim::twin

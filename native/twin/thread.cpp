@@ -1,8 +1,6 @@
-#include <twin/thread.hpp>
-
 #include <algorithm>
-
 #include <twin/core.hpp>
+#include <twin/thread.hpp>
 
 namespace epsim::twin {
 

@@ -1,10 +1,10 @@
-// A thread of control in a kernel: the scalar unit of an AIV, or one lane of a VF. What it knows, and what it polls.
+// A thread of control in a kernel: the scalar unit of an AIV, or one lane of a VF. What it knows, and what it
+// polls.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string>
-
 #include <twin/clocks.hpp>
 #include <twin/engine.hpp>
 #include <twin/fiber.hpp>

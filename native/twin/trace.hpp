@@ -3,9 +3,8 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
-
 #include <twin/violation.hpp>
+#include <vector>
 
 namespace epsim::twin {
 
@@ -22,8 +21,8 @@ class Trace {
 
   explicit Trace(bool is_on) : is_on_(is_on) {}
   bool is_on() const { return is_on_; }
-  void add(std::uint64_t step, const char* kind, const Site& site, std::uint64_t address, std::uint64_t num_bytes,
-           std::uint64_t extra) {
+  void add(std::uint64_t step, const char* kind, const Site& site, std::uint64_t address,
+           std::uint64_t num_bytes, std::uint64_t extra) {
     if (is_on_) {
       events_.push_back({step, kind, site, address, num_bytes, extra});
     }

@@ -1,5 +1,4 @@
 #include <twin/ubmem.hpp>
-
 #include <utility>
 
 namespace epsim::twin {

@@ -1,12 +1,11 @@
-// Stores and atomics of one AIV on their way to the memory of a peer: each lands late, at a moment that the scheduler
-// picks; those to the same bytes land in order, and a fence of the thread lands all of its own.
+// Stores and atomics of one AIV on their way to the memory of a peer: each lands late, at a moment that the
+// scheduler picks; those to the same bytes land in order, and a fence of the thread lands all of its own.
 #pragma once
 
 #include <cstdint>
+#include <twin/space.hpp>
 #include <unordered_map>
 #include <vector>
-
-#include <twin/space.hpp>
 
 namespace epsim::twin {
 

@@ -1,6 +1,5 @@
-#include <twin/violation.hpp>
-
 #include <cstdio>
+#include <twin/violation.hpp>
 
 namespace epsim::twin {
 
@@ -13,9 +12,11 @@ struct RuleInfo {
 
 // In the order of enum Rule.
 constexpr RuleInfo kRules[] = {
-    {"unaligned_access", "an address must be a multiple of the access size, of 32 B for the UB side of a copy"},
+    {"unaligned_access",
+     "an address must be a multiple of the access size, of 32 B for the UB side of a copy"},
     {"ub_out_of_range", "an access must stay inside the unified buffer"},
-    {"simt_dcache_overrun", "an access behind the UB of the kernel lands in the SIMT data cache and corrupts it"},
+    {"simt_dcache_overrun",
+     "an access behind the UB of the kernel lands in the SIMT data cache and corrupts it"},
     {"gm_out_of_bounds", "an access must stay inside one allocation"},
     {"uninitialised_load", "a register must not be loaded from memory that nobody has written"},
     {"bad_argument", "an argument must lie in the range that the hardware takes"},
@@ -24,8 +25,10 @@ constexpr RuleInfo kRules[] = {
     {"flag_left_set", "every flag must be waited for before the kernel ends"},
     {"count_limit", "at most 15 arrivals may be pending on a cross-core flag"},
     {"data_race", "two accesses, one of them a write, need a synchronisation between them"},
-    {"stale_scalar_cache", "a line in the scalar data cache must be invalidated before memory that changed is read"},
-    {"stale_simt_cache", "a line in the SIMT data cache must be invalidated or bypassed to read memory that changed"},
+    {"stale_scalar_cache",
+     "a line in the scalar data cache must be invalidated before memory that changed is read"},
+    {"stale_simt_cache",
+     "a line in the SIMT data cache must be invalidated or bypassed to read memory that changed"},
     {"unflushed_line", "a dirty line of a scalar data cache must be written back before others read it"},
     {"lost_update", "a line that is dirty in a scalar data cache must not be written by others"},
     {"sq_two_producers", "a send queue has one producing AIV"},
@@ -48,8 +51,8 @@ static_assert(sizeof(kRules) / sizeof(kRules[0]) == static_cast<std::size_t>(Rul
 
 std::string site_json(const Site& site) {
   return "\"file\": " + json_string(site.where.file) + ", \"line\": " + std::to_string(site.where.line) +
-         ", \"rank\": " + std::to_string(site.rank) + ", \"aiv\": " + std::to_string(site.aiv) + ", \"pipe\": \"" +
-         pipe_name(site.pipe) + "\", \"lane\": " + std::to_string(site.lane);
+         ", \"rank\": " + std::to_string(site.rank) + ", \"aiv\": " + std::to_string(site.aiv) +
+         ", \"pipe\": \"" + pipe_name(site.pipe) + "\", \"lane\": " + std::to_string(site.lane);
 }
 
 }  // namespace
@@ -80,10 +83,12 @@ std::string json_string(const std::string& text) {
 }
 
 std::string Violation::to_json() const {
-  std::string result = std::string("{\"rule\": \"") + rule_name(rule) + "\", \"text\": " + json_string(rule_text(rule)) +
+  std::string result = std::string("{\"rule\": \"") + rule_name(rule) +
+                       "\", \"text\": " + json_string(rule_text(rule)) +
                        ", \"message\": " + json_string(message) + ", " + site_json(site) + ", \"others\": [";
   for (std::size_t i = 0; i < others.size(); ++i) {
-    result += (i == 0 ? "{" : ", {") + site_json(others[i].site) + ", \"what\": " + json_string(others[i].what) + "}";
+    result += (i == 0 ? "{" : ", {") + site_json(others[i].site) +
+              ", \"what\": " + json_string(others[i].what) + "}";
   }
   return result + "]}";
 }

@@ -4,9 +4,8 @@
 #include <cstdint>
 #include <exception>
 #include <string>
-#include <vector>
-
 #include <twin/runtime.hpp>
+#include <vector>
 
 namespace epsim::twin {
 

@@ -35,8 +35,8 @@ struct Idx {
 
   template <Reference R>
   Idx(R&& index, std::source_location location = std::source_location::current())
-      : value(static_cast<std::ptrdiff_t>(static_cast<typename std::remove_cvref_t<R>::referenced_type>(
-            std::forward<R>(index)))),
+      : value(static_cast<std::ptrdiff_t>(
+            static_cast<typename std::remove_cvref_t<R>::referenced_type>(std::forward<R>(index)))),
         where(location) {}
 };
 

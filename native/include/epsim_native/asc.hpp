@@ -5,11 +5,11 @@
 #ifdef EPSIM_TWIN
 #include <twin/asc.hpp>
 #else
-#include <type_traits>
-
 #include <c_api/asc_simd.h>
 #include <kernel_operator.h>
 #include <simt_api/asc_simt.h>
+
+#include <type_traits>
 
 template <class T>
 using gm = __gm__ T*;
@@ -33,7 +33,7 @@ __aicore__ inline uint32_t ub_address(__ubuf__ T* pointer) {
   return static_cast<uint32_t>(reinterpret_cast<uint64_t>(pointer));
 }
 template <class T, class S, class M>
-__aicore__ inline auto gm_field(__gm__ T* pointer, M S::*member) {
+__aicore__ inline auto gm_field(__gm__ T* pointer, M S::* member) {
   return &(pointer->*member);
 }
 #define EPSIM_KERNEL(name, entry) static_assert(true)

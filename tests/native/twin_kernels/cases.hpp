@@ -1,4 +1,5 @@
-// Pairs of kernels: `case<true>` is right, `case<false>` breaks one rule on a line that ends with `// <- case`.
+// Pairs of kernels: `case<true>` is right, `case<false>` breaks one rule on a line that ends with `// <-
+// case`.
 #pragma once
 
 #include <epsim_native/asc.hpp>
@@ -12,6 +13,6 @@ struct Args {
   uint64_t rank;
 };
 
-#define EPSIM_CASE(name)                  \
-  EPSIM_KERNEL(name##_good, name<true>);  \
+#define EPSIM_CASE(name)                 \
+  EPSIM_KERNEL(name##_good, name<true>); \
   EPSIM_KERNEL(name##_bad, name<false>)

@@ -43,7 +43,8 @@ EPSIM_CASE(one_too_far);
 template <bool kGood>
 void one_byte_too_far(gm<const Args> args) {
   const Args a = args[0];
-  asc_copy_gm2ub_align(ub<uint8_t>(0), gm<uint8_t>(a.in + 4096 - 33), kGood ? 33 : 34);  // <- one_byte_too_far
+  const int num_bytes = kGood ? 33 : 34;
+  asc_copy_gm2ub_align(ub<uint8_t>(0), gm<uint8_t>(a.in + 4096 - 33), num_bytes);  // <- one_byte_too_far
 }
 EPSIM_CASE(one_byte_too_far);
 
@@ -96,6 +97,7 @@ void stale_scalar(gm<const Args> args) {
     asc_sync_inter_wait(PIPE_S, 1);
     if (kGood) asc_dcci(word);
     value += word[0];  // <- stale_scalar
+    (void)value;
   } else {
     asc_sync_inter_arrive(PIPE_S, 0);
     asc_sync_inter_wait(PIPE_S, 0);

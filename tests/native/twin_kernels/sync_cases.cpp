@@ -69,7 +69,7 @@ void missing_arrival(gm<const Args>) {
 }
 EPSIM_CASE(missing_arrival);
 
-__simt_vf__ inline void fill_words(ub<int32_t> p) { p[threadIdx.x] = 1; }  // <- lanes_then_copy
+__simt_vf__ inline void fill_words(ub<int32_t> p) { p[threadIdx.x] = 1; }     // <- lanes_then_copy
 __simt_vf__ inline void double_words(ub<int32_t> p) { p[threadIdx.x] *= 2; }  // <- copy_then_lanes
 
 // MTE2 -> V: double_words against the copy.
@@ -151,7 +151,8 @@ void flag_without_fence(gm<const Args> args) {
 }
 EPSIM_CASE(flag_without_fence);
 
-// Stores past the cache overtake each other unless a barrier stands between: the reader sees the flag, not the data.
+// Stores past the cache overtake each other unless a barrier stands between: the reader sees the flag, not
+// the data.
 template <bool kGood>
 void bypass_order(gm<const Args> args) {
   const Args a = args[0];
@@ -218,7 +219,7 @@ EPSIM_CASE(arrive_on_wrong_pipe);
 
 template <bool kGood>
 __simt_vf__ void neighbours(ub<int32_t> p) {
-  p[threadIdx.x] = threadIdx.x;                              // <- no_syncthreads
+  p[threadIdx.x] = threadIdx.x;  // <- no_syncthreads
   if (kGood) asc_syncthreads();
   p[128 + threadIdx.x] = p[(threadIdx.x + 40) % blockDim.x];  // <- no_syncthreads
 }
@@ -232,7 +233,7 @@ EPSIM_CASE(no_syncthreads);
 
 template <bool kGood>
 __simt_vf__ void warp_neighbours(ub<int32_t> p) {
-  p[threadIdx.x] = threadIdx.x;                        // <- no_syncwarp
+  p[threadIdx.x] = threadIdx.x;  // <- no_syncwarp
   if (kGood) asc_syncwarp();
   p[128 + threadIdx.x] = p[(threadIdx.x + 1) % 32];  // <- no_syncwarp
 }

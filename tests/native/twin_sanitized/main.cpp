@@ -1,11 +1,11 @@
-// Runs every kernel of tests/native/twin_kernels under every strategy: a program of its own, so that the sanitizers
-// also look for leaks. Prints how many runs there were, and how many of them ended in a violation.
+// Runs every kernel of tests/native/twin_kernels under every strategy: a program of its own, so that the
+// sanitizers also look for leaks. Prints how many runs there were, and how many of them ended in a violation.
 #include <twin/capi.h>
-#include <twin/kernel.hpp>
 
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <twin/kernel.hpp>
 
 namespace {
 
@@ -14,8 +14,8 @@ struct Args {
 };
 
 int run(const std::string& kernel, const char* strategy, int seed) {
-  const std::string params =
-      R"({"ranks": 2, "aivs": 2, "strategy": ")" + std::string(strategy) + R"(", "seed": )" + std::to_string(seed) + "}";
+  const std::string params = R"({"ranks": 2, "aivs": 2, "strategy": ")" + std::string(strategy) +
+                             R"(", "seed": )" + std::to_string(seed) + "}";
   epsim_machine* machine = epsim_machine_create(params.c_str());
   Args args[2];
   int32_t numbers[1024];
