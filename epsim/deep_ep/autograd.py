@@ -40,7 +40,8 @@ def dispatch(
 
     Raises:
       RefusedError: defer_epilogue.
-      UnsupportedError: topk_weights that require a gradient where it cannot come home.
+      UnsupportedError: FP8 codes with scales, or topk_weights that require a gradient where it cannot come
+        home.
       Otherwise as `EPBuffer.dispatch`.
     """
     buffer.check_alive("dispatch")
@@ -50,6 +51,9 @@ def dispatch(
         if options.get("defer_epilogue"):
             rule = "gradients need the rows now; call EPBuffer.dispatch to defer"
             raise RefusedError("defer_epilogue", True, rule)
+        if isinstance(x, tuple):
+            rule = "gradients flow through bf16 rows only; EPBuffer.dispatch takes codes with scales"
+            raise UnsupportedError("x", "a tuple", rule)
         needs_grad = isinstance(topk_weights, torch.Tensor) and topk_weights.requires_grad
         if needs_grad and torch.is_grad_enabled() and not _carries_weights(buffer, options["do_expand"]):
             rule = "expanded rows bring it home with allow_multiple_reduction only; else detach the weights"
@@ -116,7 +120,9 @@ class _Combine(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, buffer: EPBuffer, handle: EPHandle) -> torch.Tensor:  # noqa: ANN401
-        combined, _, _ = buffer.combine(x.contiguous(), handle)
+        # What is no tensor is for combine to refuse.
+        rows = x.contiguous() if isinstance(x, torch.Tensor) else x
+        combined, _, _ = buffer.combine(rows, handle)
         ctx.buffer, ctx.handle, ctx.num_rows = buffer, handle, x.shape[0]
         return combined
 

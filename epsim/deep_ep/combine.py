@@ -14,7 +14,7 @@ from epsim.deep_ep.context import Context
 from epsim.deep_ep.dispatch_call import check_previous_event
 from epsim.deep_ep.errors import HostCheckError, UndefinedError, UnsupportedError
 from epsim.deep_ep.events import EventHandle, EventOverlap
-from epsim.deep_ep.handle import EPHandle
+from epsim.deep_ep.handle import EPHandle, check_same_dispatch
 from epsim.deep_ep.records import pack, unpack
 from epsim.deep_ep.tensor_checks import check_biases, check_handle, check_shape, check_tensor
 from epsim.deep_ep.watch import Watch
@@ -61,7 +61,7 @@ class CombineCall:
     def same(self) -> dict[str, Any]:
         """Return what must be equal on all ranks."""
         return {
-            "handle": f"of call {self.arguments.handle.call}",
+            "handle": self.arguments.handle.origin,
             "num_max_tokens_per_rank": self.plan.num_max_tokens_per_rank,
             "num_experts": self.plan.num_experts,
             "expert_alignment": self.plan.expert_alignment,
@@ -107,7 +107,7 @@ def _check_host(arguments: CombineArguments, context: Context) -> CombineCall:
     if arguments.defer_epilogue and not arguments.async_with_compute_stream:
         raise HostCheckError("defer_epilogue", True, "needs async_with_compute_stream")
     check_previous_event(arguments.previous_event, arguments.allocate_on_comm_stream, context)
-    handle = check_handle(arguments.handle, context.num_ranks, context.mode.rules)
+    handle = check_handle(arguments.handle, context.rank, context.num_ranks, context.mode.rules)
     plan = handle.as_reference(context.rank, replace(context.mode, expand=handle.do_expand))
     x = check_tensor("x", arguments.x, dim=2, dtype=torch.bfloat16)
     _check_rows(plan, x, arguments.topk_weights)
@@ -150,21 +150,11 @@ def _issue(arguments: CombineArguments, context: Context) -> Returned:
     per_choice = plan.mode.expand and not call.order.in_rank
     due = returned_counts(plan.config, plan.topk_idx, per_choice=per_choice).tolist()
     own = {"sent": back.counts.tolist(), "due": due}
-    _check_counts(exchange.agree("combine", same=call.same(), own=own))
+    check_same_dispatch(exchange.agree("combine", same=call.same(), own=own))
     parts = [back.x] if back.weights is None else [back.x, back.weights]
     records = exchange.all_to_all(pack(parts, np.arange(len(back.x))), back.counts.tolist(), due)
     columns = unpack(records, parts, due)
     return Returned(call=call, x=columns[0], weights=columns[1] if len(columns) > 1 else None)
-
-
-def _check_counts(owns: list[dict[str, Any]]) -> None:
-    """Refuse handles that do not belong together; every rank finds the same pair."""
-    for src, at_src in enumerate(owns):
-        for home, at_home in enumerate(owns):
-            sent, due = at_src["sent"][home], at_home["due"][src]
-            if sent != due:
-                rule = f"rank {home} expects {due} rows from it; the handles come from different dispatches"
-                raise UndefinedError(f"handle of rank {src}", f"{sent} rows for rank {home}", rule)
 
 
 def _finish(returned: Returned) -> CombineOutputs:

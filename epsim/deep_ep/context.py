@@ -73,6 +73,7 @@ class Context:
       room: limits of the buffer.
       mode: edition, domains, and how arrival is ordered; expand and cpu_sync are each call's own.
       num_max_tokens_per_rank: M that calls use when they give none.
+      buffer_id: the same on all ranks, and of no other buffer; drawn by rank 0.
       outstanding: see its class.
     """
 
@@ -80,6 +81,7 @@ class Context:
     room: Room
     mode: DispatchMode
     num_max_tokens_per_rank: int
+    buffer_id: str
     outstanding: Outstanding = field(default_factory=Outstanding)
 
     @property

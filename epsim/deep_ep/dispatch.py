@@ -13,12 +13,13 @@ from epsim.deep_ep.context import Context
 from epsim.deep_ep.device import AIVS_PER_AI_CORE
 from epsim.deep_ep.dispatch_call import DispatchArguments, DispatchCall, check_host, check_ids
 from epsim.deep_ep.events import EventHandle, EventOverlap
-from epsim.deep_ep.handle import EPHandle, handle_of, masked_ids
+from epsim.deep_ep.exchange import Exchange
+from epsim.deep_ep.handle import EPHandle, check_same_dispatch, handle_of, masked_ids
 from epsim.deep_ep.records import pack, unpack
 from epsim.deep_ep.tensor_checks import Payload
 from reference.deliver import Cargo, deliver_received
 from reference.handle import Handle
-from reference.one_rank import received_counts, tokens_to_send
+from reference.one_rank import Shipment, received_counts, tokens_to_send
 from reference.placement import plan_rank
 from reference.results import DispatchResult
 from reference.topk import TopK
@@ -64,28 +65,37 @@ def dispatch(arguments: DispatchArguments, context: Context) -> EventOverlap | t
 
 
 def _issue(arguments: DispatchArguments, context: Context) -> Arrived:
-    """Agree with all ranks on the call, and exchange what belongs together."""
+    """Agree with all ranks on the call, and plan it unless a handle does."""
     exchange = context.exchange
     with exchange.telling("dispatch"):
         arguments.check_front_end(context)
         call = check_host(arguments, context)
         ids = masked_ids(call.topk_idx)
         check_ids(context.rank, ids, call.config.num_experts)
-    owns = exchange.agree("dispatch", same=call.same(context), own={"num_tokens": len(ids)})
-    mode = replace(
-        context.mode,
-        expand=arguments.do_expand,
-        cpu_sync=call.cpu_sync,
-        num_aivs=AIVS_PER_AI_CORE * call.num_sms,
-    )
-    if call.handle is not None:
-        plan = call.handle.as_reference(context.rank, mode)
-    else:
+        mode = replace(
+            context.mode,
+            expand=arguments.do_expand,
+            cpu_sync=call.cpu_sync,
+            num_aivs=AIVS_PER_AI_CORE * call.num_sms,
+        )
+        shipment = tokens_to_send(call.config, ids)
+        plan = None if call.handle is None else call.handle.as_reference(context.rank, mode)
+        own: dict[str, Any] = {"num_tokens": len(ids)}
+        if plan is not None:
+            own |= {"sent": shipment.counts.tolist(), "due": received_counts(plan).tolist()}
+    owns = exchange.agree("dispatch", same=call.same(context), own=own)
+    if plan is None:
         everyone = exchange.all_gather(ids, [own["num_tokens"] for own in owns])
         topk = TopK(num_experts=call.config.num_experts, topk_idx=tuple(everyone))
         plan = plan_rank(call.config, topk, context.rank, mode=mode)
-    shipment, counts = tokens_to_send(call.config, ids), received_counts(plan).tolist()
-    parts = call.parts()
+    else:
+        check_same_dispatch(owns)
+    return _exchange_rows(call, plan, shipment, exchange)
+
+
+def _exchange_rows(call: DispatchCall, plan: Handle, shipment: Shipment, exchange: Exchange) -> Arrived:
+    """Send every rank its rows, and receive this rank's."""
+    parts, arguments, counts = call.parts(), call.arguments, received_counts(plan).tolist()
     records = exchange.all_to_all(pack(parts, shipment.rows), shipment.counts.tolist(), counts)
     columns = iter(unpack(records, parts, counts))
     cargo = Cargo(
@@ -96,8 +106,8 @@ def _issue(arguments: DispatchArguments, context: Context) -> Arrived:
         column_major_scales=arguments.use_tma_aligned_col_major_sf,
         emit_expert_ids=arguments.emit_expert_ids,
     )
-    received_ids = [] if arguments.do_expand else next(columns)
-    return Arrived(call=call, plan=plan, cargo=cargo, ids=received_ids, number=exchange.num_calls)
+    ids = [] if arguments.do_expand else next(columns)
+    return Arrived(call=call, plan=plan, cargo=cargo, ids=ids, number=exchange.num_calls)
 
 
 def _finish(arrived: Arrived, handle: EPHandle) -> DispatchOutputs:
@@ -113,7 +123,8 @@ def _handle(arrived: Arrived, plan: Handle, context: Context) -> EPHandle:
         return call.handle
     topk_idx = call.topk_idx.clone() if call.arguments.do_handle_copy else call.topk_idx
     handle = handle_of(plan, topk_idx, num_sms=call.num_sms, num_scaleup_ranks=context.room.num_scaleup_ranks)
-    handle.call = arrived.number
+    handle.origin = f"of call {arrived.number} of buffer {context.buffer_id}"
+    handle.rank = context.rank
     return handle
 
 

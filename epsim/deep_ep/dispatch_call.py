@@ -149,7 +149,7 @@ class DispatchCall:
         scales = None if self.scales is None else f"{self.scales.dtype} [{self.scales.shape[1]}]"
         return {
             # First: a cached dispatch that meets a fresh one differs in more, and this is why.
-            "handle": None if self.handle is None else f"of call {self.handle.call}",
+            "handle": None if self.handle is None else self.handle.origin,
             "num_max_tokens_per_rank": self.config.num_max_tokens_per_rank,
             "num_experts": self.config.num_experts,
             "hidden": self.config.hidden,
@@ -177,7 +177,7 @@ def check_host(arguments: DispatchArguments, context: Context) -> DispatchCall:
     data, scales = check_payload(arguments.x, context.mode.rules)
     handle = arguments.handle
     if handle is not None:
-        check_handle(handle, context.num_ranks, context.mode.rules)
+        check_handle(handle, context.rank, context.num_ranks, context.mode.rules)
     topk_idx = _topk_idx(arguments, data.shape[0])
     with raised_as(HostCheckError):
         config = _config(arguments, context, hidden=data.shape[1], num_topk=topk_idx.shape[1])

@@ -4,6 +4,7 @@ R ranks, M token capacity, n tokens of this rank, K top-k, H hidden, E experts, 
 packs, A alignment, N received rows, X expanded rows.
 """
 
+import secrets
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -135,7 +136,8 @@ class EPBuffer(BufferBase, LoadBalancing):
     def _open(self, settings: EPSettings) -> None:
         """Agree with all ranks, and make the storage for load balancing."""
         try:
-            self.exchange.agree(type(self).__name__, same=settings.same())
+            drawn = {"buffer_id": secrets.token_hex(4)}
+            owns = self.exchange.agree(type(self).__name__, same=settings.same(), own=drawn)
         except RuntimeError:
             self.is_destroyed = True
             raise
@@ -149,6 +151,7 @@ class EPBuffer(BufferBase, LoadBalancing):
             room=settings.room(),
             mode=settings.mode(),
             num_max_tokens_per_rank=self.num_max_tokens_per_rank,
+            buffer_id=owns[0]["buffer_id"],
         )
         storage = torch.zeros(self.num_lb_bytes, dtype=torch.uint8)
         plan = settings.lb_allocation_plan_or_num_bytes

@@ -129,6 +129,9 @@ class EPSettings:
                 raise UnsupportedError(
                     "num_allocated_qps", self.num_allocated_qps, "there are no queue pairs"
                 )
+        if self.arrival_seed is not None:
+            with raised_as(RefusedError):
+                whole_number("arrival_seed", self.arrival_seed, 0)
         for name in ("num_cpu_timeout_secs", "num_gpu_timeout_secs"):
             check_timeout(name, getattr(self, name))
         plan = self.lb_allocation_plan_or_num_bytes

@@ -1,7 +1,8 @@
 """All that a buffer needs of its group: agreement on each call, and moving bytes, all within a time limit.
 
 Every collective call starts with `agree`: the ranks show each other what they are about to do, in JSON text
-of a fixed size. So a wrong call ends in the same sentence on every rank, and never in a wait.
+of a size that depends on the group only. So a wrong call ends in the same sentence on every rank, and never
+in a wait.
 R ranks, W bytes of a row.
 """
 
@@ -24,6 +25,9 @@ from epsim.deep_ep.roll_call import RollCall
 Bytes = npt.NDArray[np.uint8]
 Header = dict[str, Any]
 HEADER_BYTES = 4096
+"""Room for the arguments of a call, or for the reason of a refusal."""
+HEADER_BYTES_PER_RANK = 24
+"""Room for what a combine says of each peer: rows sent and due, each below 2^31 (10 digits), with ", "."""
 _ABSENT = "absent"
 _NEVER_SENT = 2**31 - 1
 """A tag of nobody's messages."""
@@ -106,11 +110,12 @@ class Exchange:
         """
         self.num_calls += 1
         self._doing = f"{operation} (call {self.num_calls})"
-        header = _header(operation, same or {}, own or {}, error)
-        if len(header) > HEADER_BYTES:
-            error = _too_long(operation, {**(same or {}), **(own or {})}, len(header))
-            header = _header(operation, {}, {}, error)
-        padded = np.frombuffer(header.ljust(HEADER_BYTES), dtype=np.uint8)
+        header = shown(operation, same or {}, own or {}, error)
+        room = header_bytes(self.num_ranks)
+        if len(header) > room:
+            error = _too_long(operation, {**(same or {}), **(own or {})}, len(header), room)
+            header = shown(operation, {}, {}, error)
+        padded = np.frombuffer(header.ljust(room), dtype=np.uint8)
         try:
             headers = [json.loads(row.tobytes()) for row in self._all_gather_equal(padded)]
         except PeerLostError:
@@ -252,20 +257,23 @@ class Exchange:
         return self._roll_call.error(self._doing, error, peer)
 
 
-def _too_long(operation: str, shown: Mapping[str, Any], num_bytes: int) -> HostCheckError:
+def header_bytes(num_ranks: int) -> int:
+    """Return bytes in which a rank of so many shows the others its part of a call."""
+    return HEADER_BYTES + HEADER_BYTES_PER_RANK * num_ranks
+
+
+def _too_long(operation: str, shown: Mapping[str, Any], num_bytes: int, room: int) -> HostCheckError:
     """Return the refusal of a call whose arguments the ranks cannot show each other."""
     field, value = max(shown.items(), key=lambda item: len(str(item[1])))
     found = f"a list of {len(value)}" if isinstance(value, list) else f"text of {len(str(value))}"
-    rule = f"must be shorter: with it {operation} shows {num_bytes} bytes to its peers, of {HEADER_BYTES}"
+    rule = f"must be shorter: with it {operation} shows {num_bytes} bytes to its peers, of {room}"
     return HostCheckError(field, found, rule)
 
 
-def _header(
-    operation: str, same: Mapping[str, Any], own: Mapping[str, Any], error: Exception | None
-) -> bytes:
+def shown(operation: str, same: Mapping[str, Any], own: Mapping[str, Any], error: Exception | None) -> bytes:
     """Return what a rank shows the others; with an error there is nothing else to say."""
-    shown: Header = {"operation": operation, "same": same, "own": own, "error": None}
+    header: Header = {"operation": operation, "same": same, "own": own, "error": None}
     if error is not None:
-        shown |= {"same": {}, "own": {}, "error": reason_of(error)}
+        header |= {"same": {}, "own": {}, "error": reason_of(error)}
     # What JSON does not know is shown, and compared, as its text.
-    return json.dumps(shown, default=str, ensure_ascii=False).encode(errors="replace")
+    return json.dumps(header, default=str, ensure_ascii=False).encode(errors="replace")

@@ -3,6 +3,9 @@
 R ranks, n tokens of this rank, K top-k, L local experts, N received rows.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,6 +17,7 @@ from reference.config import EPConfig
 from reference.handle import DispatchMode, Handle
 
 Ids = npt.NDArray[np.int64]
+MADE_BY_HAND = "made by hand"
 
 
 def masked_ids(topk_idx: torch.Tensor) -> Ids:
@@ -48,7 +52,9 @@ class EPHandle:
       recv_expert_ids: [X] int32 local expert of each row, -1 = padding; None = not asked for.
       token_metadata_at_forward, channel_linked_list: None; the channels of a hybrid dispatch have no
         counterpart here.
-      call: which call of its buffer made it; None = made by hand.
+      origin: which call of which buffer made it, in words that are the same on all ranks of that call; a
+        handle made from its fields says so.
+      rank: whose it is; None = made from its fields.
       Source: deepep-ascend.md section 1.7.
     """
 
@@ -85,7 +91,8 @@ class EPHandle:
         self.cached_recv_src_metadata_before_sort: torch.Tensor | None = None
         self.recv_expert_ids: torch.Tensor | None = None
         self.token_metadata_at_forward = self.channel_linked_list = None
-        self.call: int | None = None
+        self.origin = MADE_BY_HAND
+        self.rank: int | None = None
         self.awaits_sort = False
         self._topk_idx = topk_idx
         # Not torch's count of writes: all views of one memory share it, and NumPy's writes do not count.
@@ -100,7 +107,7 @@ class EPHandle:
         """
         if self._topk_bytes != contents_of(self._topk_idx):
             rule = "it was written to after dispatch; combine would use another routing than the rows have"
-            raise StaleHandleError("topk_idx of the handle", f"of call {self.call}", rule)
+            raise StaleHandleError("topk_idx of the handle", self.origin, rule)
         return self._topk_idx
 
     @property
@@ -129,7 +136,7 @@ class EPHandle:
         """
         if self.awaits_sort:
             rule = "a deterministic dispatch sorts its rows in wait(); call it first"
-            raise UndefinedError("handle", f"of call {self.call}, unsorted", rule)
+            raise UndefinedError("handle", f"{self.origin}, unsorted", rule)
         ids = masked_ids(self.topk_idx)
         config = EPConfig(
             ep_size=int(self.psum_num_recv_tokens_per_rank.numel()),
@@ -188,3 +195,20 @@ def handle_of(plan: Handle, topk_idx: torch.Tensor, *, num_sms: int, num_scaleup
     if plan.cached_recv_src_metadata_before_sort is not None:
         handle.cached_recv_src_metadata_before_sort = tensor_of(plan.cached_recv_src_metadata_before_sort)
     return handle
+
+
+def check_same_dispatch(owns: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse handles that do not belong together, whatever their origins; every rank finds the same pair.
+
+    Args:
+      owns: per rank the rows that it sends to each rank ("sent", [R]) and expects from each ("due", [R]).
+
+    Raises:
+      UndefinedError: two ranks differ in the rows from one to the other.
+    """
+    for src, at_src in enumerate(owns):
+        for home, at_home in enumerate(owns):
+            sent, due = at_src["sent"][home], at_home["due"][src]
+            if sent != due:
+                rule = f"rank {home} expects {due} rows from it; the handles come from different dispatches"
+                raise UndefinedError(f"handle of rank {src}", f"{sent} rows for rank {home}", rule)

@@ -152,14 +152,23 @@ def check_is_handle(handle: Any) -> EPHandle:  # noqa: ANN401 - judged here
     return handle
 
 
-def check_handle(value: Any, num_ranks: int, edition: Edition) -> EPHandle:  # noqa: ANN401 - judged here
-    """Return a handle whose tensors have the shapes that its numbers say.
+def check_handle(
+    value: Any,  # noqa: ANN401 - judged here
+    rank: int,
+    num_ranks: int,
+    edition: Edition,
+) -> EPHandle:
+    """Return a handle of this rank whose tensors have the shapes that its numbers say.
 
     Raises:
       HostCheckError: no handle, one of another group, or a tensor that is missing or does not fit.
+      UndefinedError: another rank's handle, for instance one that was sent from there.
       StaleHandleError: its topk_idx was written to.
     """
     handle = check_is_handle(value)
+    if handle.rank not in (None, rank):
+        rule = f"this is rank {rank}; every rank gives the handle that its own dispatch returned"
+        raise UndefinedError("handle", f"of rank {handle.rank}", rule)
     num_tokens, num_topk = handle.topk_idx.shape
     num_local = handle.num_experts // num_ranks
     shapes = {

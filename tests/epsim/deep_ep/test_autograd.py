@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
 from epsim.deep_ep.autograd import combine, dispatch
-from epsim.deep_ep.errors import PeerRefusedError, UnsupportedError
+from epsim.deep_ep.errors import HostCheckError, PeerRefusedError, UnsupportedError
 from examples.moe_layer import MoELayer, train
 from tests.epsim.deep_ep.spawning import run_ranks
 
@@ -188,6 +188,26 @@ def second_derivatives(rank, num_ranks, with_weights):
 def test_second_derivatives_are_refused(with_weights):
     """They would be missing without a word: a penalty on a gradient would train nothing."""
     assert run_ranks(second_derivatives, 2, with_weights) == [True, True]
+
+
+def not_rows(rank, num_ranks):
+    """Give codes with scales on one rank, and a tuple to combine; the buffer works afterwards."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, 2**22, TOKENS, num_cpu_timeout_secs=20)
+    x, ids, _ = group_inputs(num_ranks)[rank]
+    x, codes = x.to(BF16), x.to(torch.float8_e4m3fn)
+    scales = torch.ones(TOKENS, 4, dtype=torch.int16)
+    kinds = (PeerRefusedError, UnsupportedError)
+    with pytest.raises(kinds[rank], match="x is 'a tuple': gradients flow through bf16 rows only"):
+        dispatch(buffer, (codes, scales) if rank else x, ids, num_experts=4)
+    rows, _, handle = dispatch(buffer, x, ids, num_experts=4)
+    with pytest.raises((PeerRefusedError, HostCheckError)[rank], match="x is 'tuple': must be a tensor"):
+        combine(buffer, (rows, scales) if rank else rows, handle)
+    return len(combine(buffer, rows, handle))
+
+
+def test_fp8_is_refused_before_anything_is_sent():
+    """By name, and on every rank."""
+    assert run_ranks(not_rows, 2) == [TOKENS] * 2
 
 
 def layer_gradients(rank, num_ranks):

@@ -1,6 +1,7 @@
 """Ranks that disagree get the same sentence at once; a rank that dies or is late is an error in time."""
 
 import os
+import re
 import time
 from datetime import timedelta
 
@@ -87,7 +88,7 @@ EXPECTED = [
     "topk_weights is 'None' on rank 0 and 'given' on rank 2",
     "expert_alignment is 1 on rank 0 and 2 on rank 2",
     "num_sms is 32 on rank 0 and 16 on rank 2",
-    "handle is 'of call 10' on rank 0 and 'of call 11' on rank 2",
+    "handle is 'of call 10 of buffer ~' on rank 0 and 'of call 11 of buffer ~' on rank 2",
     "topk_weights is 'None' on rank 0 and 'given' on rank 2",
     "operation is 'combine' on rank 0 and 'barrier' on rank 2",
 ]
@@ -99,7 +100,7 @@ def test_a_differing_argument_is_named_with_both_values_and_ranks_on_every_rank(
     assert told[1:] == told[:1] * 3
     assert len(told[0]) == len(EXPECTED)
     for text, expected in zip(told[0], EXPECTED, strict=True):
-        assert expected in text
+        assert expected in re.sub("buffer [0-9a-f]{8}", "buffer ~", text)
 
 
 def one_refuses(rank, num_ranks):
@@ -144,26 +145,7 @@ def test_a_cached_dispatch_that_meets_a_fresh_one_is_named_so():
     """Whatever else differs between them."""
     told = run_ranks(cached_and_fresh, 2)
     assert told[0] == told[1]
-    assert "handle is None on rank 0 and 'of call 2' on rank 1" in told[0]
-
-
-def handles_by_hand(rank, num_ranks):
-    """Mix handles without a call number: the rows that they bring still tell them apart."""
-    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
-    given = arguments()
-    if rank == 0:
-        given["topk_idx"][0] = torch.tensor([6, 7])
-    first, second = buffer.dispatch(**arguments()), buffer.dispatch(**given)
-    mine = first if rank == 0 else second
-    mine[3].call = None
-    return message(UndefinedError, buffer.combine, mine[0], mine[3])
-
-
-def test_handles_of_different_dispatches_are_noticed_by_their_rows():
-    """Every rank names the same pair."""
-    told = run_ranks(handles_by_hand, 2)
-    assert told[0] == told[1]
-    assert "the handles come from different dispatches" in told[0]
+    assert re.search("handle is None on rank 0 and 'of call 2 of buffer [0-9a-f]{8}' on rank 1", told[0])
 
 
 def one_call_more(rank, num_ranks):
