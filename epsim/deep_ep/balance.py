@@ -112,7 +112,7 @@ def reduce_grads(redundant: Tensors, experts: Tensors, mapping: torch.Tensor, co
         places = np.argwhere(_owners(table, num_local) == rank)  # by rank, then slot
         received = np.bincount(places[:, 0], minlength=context.num_ranks)
         copies = context.exchange.all_to_all(rows, sent.tolist(), received.tolist())
-        grads = copies.reshape(-1).view(originals.dtype).reshape(len(places), originals[0].size)
+        grads = copies.reshape(-1).view(originals.dtype).reshape(len(places), *originals.shape[1:])
         experts_here = table[places[:, 0], places[:, 1]] % num_local
         for local in np.unique(experts_here):
             originals[local] = sum_copies(originals[local], list(grads[experts_here == local]))

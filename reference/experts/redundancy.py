@@ -134,8 +134,7 @@ def lb_prefetch_weights(
 
     Args:
       redundant_expert_weights: per tensor (weights, scales, ..) and per rank, [C, ...] of any dtype.
-      expert_weights: per tensor and per rank, [L, ...]; an expert has as many elements as a slot, in any
-        shape, of the same dtype.
+      expert_weights: per tensor and per rank, [L, ...]; an expert has the shape and dtype of a slot.
       redundancy_mapping: [R, C], -1 = empty.
 
     Raises:
@@ -146,7 +145,7 @@ def lb_prefetch_weights(
     for copies, originals in zip(redundant_expert_weights, expert_weights, strict=True):
         for rank, slot in np.argwhere(table >= 0):
             owner, local = divmod(int(table[rank, slot]), len(originals[0]))
-            copies[rank][slot] = originals[owner][local].reshape(copies[rank].shape[1:])
+            copies[rank][slot] = originals[owner][local]
 
 
 def lb_reduce_grads(
@@ -162,7 +161,7 @@ def lb_reduce_grads(
 
     Args:
       redundant_expert_grads: per tensor and per rank, [C, ...] float32 or bfloat16.
-      expert_grads: per tensor and per rank, [L, ...] of the same dtype and elements per expert.
+      expert_grads: per tensor and per rank, [L, ...] of the same dtype and shape per expert.
       redundancy_mapping: [R, C], -1 = empty; whatever an empty slot holds is not added.
 
     Raises:
@@ -186,11 +185,11 @@ def sum_copies(own: Array, copies: Sequence[Array]) -> Array:
 
     Args:
       own: of the original, float32 or bfloat16.
-      copies: by ascending rank, then slot; as many elements each, in any shape.
+      copies: by ascending rank, then slot; of its shape.
     """
     total = own.astype(np.float32)
     for copy in copies:
-        total += copy.reshape(total.shape).astype(np.float32)
+        total += copy.astype(np.float32)
     return np.asarray(total.astype(own.dtype))
 
 
@@ -220,7 +219,7 @@ def _check_pair(field: str, target: Array, source: Array, first: Array) -> None:
     if target.dtype != source.dtype or source.dtype != first.dtype:
         found = f"{target.dtype} for {source.dtype}"
         raise ConfigError(field, found, f"slots and experts must have one dtype, {first.dtype}")
-    sizes = {int(np.prod(a.shape[1:])) for a in (target, source, first)}
-    if len(sizes) > 1:
+    # As many elements in another shape would fit, and mean something else.
+    if len({a.shape[1:] for a in (target, source, first)}) > 1:
         found = f"{target.shape[1:]} for {source.shape[1:]}"
         raise ConfigError(field, found, f"a slot holds one expert of rank 0, {first.shape[1:]}")

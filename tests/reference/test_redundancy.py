@@ -47,7 +47,7 @@ def test_prefetch_fills_named_slots_and_no_others(case, dtype):
     table, local = case
     size, slots = table.shape
     weights = numbered(size, local, dtype=dtype)
-    targets = [np.full((slots, 6), 99, dtype=dtype) for _ in range(size)]
+    targets = [np.full((slots, 2, 3), 99, dtype=dtype) for _ in range(size)]
     lb_prefetch_weights([targets], [weights], table)
     flat = np.concatenate(weights).reshape(size * local, 6)
     for rank in range(size):
@@ -204,6 +204,8 @@ GOOD = np.array([[1], [0]], dtype=np.int32)
             "weights tensor 0 of rank 0 is 'bfloat16 for float32'",
         ),
         ([numbered(2, 1, shape=(5,))], [numbered(2, 1)], "a slot holds one expert of rank 0"),
+        ([numbered(2, 1, shape=(3, 2))], [numbered(2, 1)], r"is '\(3, 2\) for \(2, 3\)': a slot holds one"),
+        ([numbered(2, 1, shape=(6,))], [numbered(2, 1)], "a slot holds one expert of rank 0, \\(2, 3\\)"),
         ([numbered(2, 2)], [numbered(2, 1)], "is '2 slots, 1 experts': needs 1 slots and 1 experts"),
     ],
 )
