@@ -28,6 +28,7 @@ from reference.edition import EditionName
 from reference.errors import ConfigError
 from reference.formats.dtypes import is_float
 from reference.handle import DEFAULT_NUM_AIVS, DispatchMode
+from reference.memory.limits import DISPATCH_LIMITS, limits
 from reference.order import RECIPES, ReductionOrder, library_order
 from reference.topk import TopK
 
@@ -35,6 +36,8 @@ FORMAT = "epsim-capture"
 VERSION = 1
 INDEX = "capture.json"
 MAX_RANKS = 4096
+MAX_EXPERTS = 2048
+"""Most experts of any edition's kernels; deepep-v2.md section 7. Those of Ascend take fewer, see `limits`."""
 
 
 class CaptureGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -128,8 +131,9 @@ class Capture:
       num_other_masks: ids below -1 that were given; they mask as -1 does, as in deep_ep.
 
     Raises:
-      InputError: a rank is missing, a field is unknown, or something given to dispatch or combine has the
-        wrong dtype or number of tokens. What a run got may have any shape and number type: it is judged.
+      InputError: dispatch takes no such group, a rank is missing, a field is unknown, or something given to
+        dispatch or combine has the wrong dtype or number of tokens. What a run got may have any shape and
+        number type: it is judged.
       ConfigError: the routing does not fit the group.
     """
 
@@ -142,6 +146,7 @@ class Capture:
     def __post_init__(self) -> None:
         """Check all arrays against the group and each other."""
         config = self.config
+        check_possible(config, self.options)
         if len(self.ranks) != config.ep_size:
             raise InputError("ranks", len(self.ranks), f"must be one per rank, ep_size is {config.ep_size}")
         named = tuple(
@@ -196,6 +201,24 @@ class Capture:
             if givers and lacking:
                 found[name] = lacking
         return found
+
+
+def check_possible(config: EPConfig, options: CaptureOptions) -> None:
+    """Refuse a group that no dispatch of its edition takes, so that nothing of it can have been dumped.
+
+    Raises:
+      InputError: names the number and the limit.
+      ConfigError: unknown edition.
+      Source: `limits`; all editions count expanded rows in int32.
+    """
+    for name, most in (("ep_size", MAX_RANKS), ("num_experts", MAX_EXPERTS)):
+        if getattr(config, name) > most:
+            raise InputError(f"group.{name}", getattr(config, name), f"must be at most {most}")
+    is_ascend = options.mode().rules.has_gather_idx
+    asserted = DISPATCH_LIMITS if is_ascend else {"max-expanded"}
+    for limit in limits(config, num_aivs=options.num_aivs):
+        if limit.id in asserted and limit.severity == "error":
+            raise InputError(limit.field, limit.value, f"{limit.rule}; dispatch refuses it")
 
 
 def _checked(where: str, name: str, array: npt.NDArray[Any], payload: str) -> npt.NDArray[Any]:
@@ -258,8 +281,7 @@ def read_capture(folder: str | Path) -> Capture:
     folder = Path(folder)
     index = _read_index(folder)
     config = index.group.config()
-    if config.ep_size > MAX_RANKS:
-        raise InputError("group.ep_size", config.ep_size, f"must be at most {MAX_RANKS}")
+    check_possible(config, index.options)
     names = rank_files(folder, config.ep_size, index.files)
     ranks = [read_arrays(folder / name) for name in names]
     partial = _check_promised(index, names, ranks)

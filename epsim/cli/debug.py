@@ -22,8 +22,8 @@ def debug(
     that could be compared is equal bit for bit; the first line says which results were not. 1 if something
     differs, in shape or dtype too, if some ranks lack a field that others gave and capture.json does not say
     so, or if equality would prove nothing (nothing to compare; inputs all zero, all the same, or all local).
-    2 if the folder is bad input: unreadable, other rank files than the group's, or what dispatch and combine
-    were given does not fit the group.
+    2 if the folder is bad input: unreadable, other rank files than the group's, a group no dispatch takes,
+    or what dispatch and combine were given does not fit the group. 3 if the machine has too little memory.
 
     - `epsim debug dump/`
     - `epsim debug dump/ --json`

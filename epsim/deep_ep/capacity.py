@@ -9,7 +9,7 @@ from epsim.deep_ep.device import AIVS_PER_AI_CORE
 from epsim.deep_ep.errors import HostCheckError, UndefinedError
 from reference.config import EPConfig
 from reference.edition import Edition
-from reference.memory.limits import limits
+from reference.memory.limits import DISPATCH_LIMITS, limits
 from reference.memory.sizes import (
     Dtype,
     ascend_combine_record_bytes,
@@ -17,10 +17,6 @@ from reference.memory.sizes import (
     nvidia_buffer_bytes,
 )
 
-DISPATCH_LIMITS = frozenset(
-    {"max-ranks", "max-experts", "max-topk", "alignment-power", "min-aivs", "max-aivs", "max-rows"}
-    | {"max-expanded"}
-)
 SYNC_LIMITS = frozenset({"max-aligned-rows"})
 COMBINE_LIMITS = frozenset({"max-topk", "combine-tokens", "combine-ring", "reduce-ring"})
 MAX_NVIDIA = {"ranks": 1024, "experts": 2048, "local experts": 256, "topk": 32}

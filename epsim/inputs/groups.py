@@ -71,7 +71,7 @@ class Group:
             return Table(config=config, routing=topk, dtype=self.dtype)
         per_rank = tokens_of(DEFAULT_TOKENS if self.tokens is None else self.tokens, size, self.token_counts)
         config = self._config(size, max(1, *per_rank))
-        _check_ceilings(config)
+        check_ceilings(config)
         if table:
             return Table(config=config, routing=self.routing, dtype=self.dtype)
         assert not isinstance(self.routing, TopK)
@@ -119,7 +119,12 @@ CEILINGS = {
 """Far beyond any real group; within them counts fit 64 bits, and a matrix of ranks fits a laptop."""
 
 
-def _check_ceilings(config: EPConfig) -> None:
+def check_ceilings(config: EPConfig) -> None:
+    """Refuse a group beyond any real one.
+
+    Raises:
+      InputError: names the number.
+    """
     for name, most in CEILINGS.items():
         if getattr(config, name) > most:
             raise InputError(name, getattr(config, name), f"must be at most {most:,}")

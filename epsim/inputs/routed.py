@@ -11,7 +11,9 @@ from epsim.capture import INDEX, CaptureOptions, read_capture
 from epsim.debug.notes import capture_notes
 from epsim.errors import InputError
 from epsim.inputs.counting import is_table
+from epsim.inputs.groups import check_ceilings
 from reference.config import EPConfig
+from reference.edition import find_edition
 from reference.routing.files import LOAD_SUFFIXES, read_loads, read_ranks, read_routing
 from reference.routing.generate import generate_topk, sample_loads
 from reference.topk import TopK
@@ -78,12 +80,16 @@ class Routed:
           said: options by their names in `CaptureOptions`; None = not said. Without a dump dtype is fp8.
 
         Raises:
-          InputError: something was said that is not so in the dump.
+          InputError: something was said that is not so in the dump, or an alignment that Ascend lacks.
           ConfigError: the edition lacks what was said.
         """
         given = {name: value for name, value in said.items() if value is not None}
         if self.options is None:
-            return msgspec.structs.replace(CaptureOptions(dtype="fp8"), **given)
+            options = msgspec.structs.replace(CaptureOptions(dtype="fp8"), **given)
+            alignment = self.config.expert_alignment
+            if find_edition(options.edition).has_gather_idx and alignment & (alignment - 1):
+                raise InputError("expert_alignment", alignment, "must be a power of two, dispatch asserts it")
+            return options
         own = msgspec.structs.asdict(self.options)
         own["order"] = self.options.reduction_order(self.config).name
         own["num_scaleup_ranks"] = self.options.mode().scaleup_ranks(self.config)
@@ -180,7 +186,7 @@ def _check_said(folder: str, field: str, said: object, own: object) -> None:
 
 
 def _config(request: RoutingRequest, ep: int, topk: int, most: int) -> EPConfig:
-    return EPConfig(
+    config = EPConfig(
         ep_size=ep if request.ep is None else request.ep,
         num_experts=DEFAULT_EXPERTS if request.experts is None else request.experts,
         num_topk=topk if request.topk is None else request.topk,
@@ -188,6 +194,8 @@ def _config(request: RoutingRequest, ep: int, topk: int, most: int) -> EPConfig:
         num_max_tokens_per_rank=max(1, most) if request.capacity is None else request.capacity,
         expert_alignment=DEFAULT_ALIGNMENT if request.alignment is None else request.alignment,
     )
+    check_ceilings(config)
+    return config
 
 
 def distinct_ranks(config: EPConfig, topk: TopK) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -21,6 +21,11 @@ WQE_RUNTIME_BLOCKS = 32_768
 RECORDS_PER_SQE = 6
 UBUF_MOST_BYTES = 248 * 1024
 UBUF_LEAST_BYTES = 216 * 1024
+DISPATCH_LIMITS = frozenset(
+    {"max-ranks", "max-experts", "max-topk", "alignment-power", "min-aivs", "max-aivs", "max-rows"}
+    | {"max-expanded"}
+)
+"""Ids of the limits that a dispatch asserts; deepep-ascend.md section 1.10."""
 
 
 @dataclass(frozen=True, kw_only=True)

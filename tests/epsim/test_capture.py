@@ -212,6 +212,21 @@ BAD = {
     "small capacity": (lambda f: rewritten(f, group={"num_max_tokens_per_rank": 10}), "num_max_tokens_per"),
     "more ranks": (lambda f: rewritten(f, group={"ep_size": 4}), "must be one per rank, ep_size is 4"),
     "huge group": (lambda f: rewritten(f, group={"ep_size": 8192, "num_experts": 8192}), "at most 4096"),
+    "alignment no power of two": (
+        lambda f: rewritten(f, group={"expert_alignment": 3}),
+        "expert_alignment is 3: must be a power of two; dispatch refuses it",
+    ),
+    "impossible experts": (
+        lambda f: rewritten(f, group={"num_experts": 10**12}),
+        "group.num_experts is 1000000000000: must be at most 2048",
+    ),
+    "experts beyond ascend": (lambda f: rewritten(f, group={"num_experts": 514}), "must be at most 512"),
+    "impossible alignment": (lambda f: rewritten(f, group={"expert_alignment": 2**40}), "expanded rows"),
+    "impossible capacity": (
+        lambda f: rewritten(f, group={"num_max_tokens_per_rank": 2**23}),
+        "must be at most 16777215 (24-bit row counters); dispatch refuses it",
+    ),
+    "impossible cores": (lambda f: rewritten(f, options={"num_aivs": 65}), "must be at most 64 (queues)"),
     "path in file name": (lambda f: rewritten(f, files=["../a.npz", "b.npz"]), "must be a plain name"),
     "other suffix": (suffixless, ".safetensors or .npz"),
     "one file for two": (

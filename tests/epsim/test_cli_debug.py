@@ -78,6 +78,13 @@ def folder(tmp_path_factory):
         write_arrays(path / "other_masks" / f"rank{rank}.safetensors", arrays)
     none = [{n: a[:0] for n, a in arrays.items() if n == "topk_idx"} for arrays in capture.ranks]
     write_capture(path / "idle", changed(capture, none))
+    for name, numbers in (
+        ("three_rows", {"expert_alignment": 3}),
+        ("many_experts", {"num_experts": 10**12}),
+    ):
+        index = json.loads(write_capture(path / name, capture).read_text())
+        index["group"] |= numbers
+        (path / name / "capture.json").write_text(json.dumps(index))
     write_capture(path / "twice", capture)
     (path / "twice" / "rank1.safetensors").write_bytes((path / "twice" / "rank0.safetensors").read_bytes())
     write_capture(path / "layout", mapped_capture())
@@ -316,6 +323,11 @@ BAD = {
     "inspect --routing right --capacity 11": "capacity is 11: must be that of right/capture.json, 12",
     "inspect --routing right --dtype fp8": "dtype is 'fp8': must be that of right/capture.json, 'bf16'",
     "inspect --routing right --aivs 32": "num_aivs is 32: must be that of right/capture.json, 64",
+    f"inspect {LAW} --alignment 3": "expert_alignment is 3: must be a power of two, dispatch asserts it",
+    "inspect --routing uniform --experts 1000000000000": "num_experts is 1000000000000: must be at most 1,",
+    f"explain {LAW} --rank 0 --token 1 --alignment 3": "expert_alignment is 3: must be a power of two",
+    "debug three_rows": "expert_alignment is 3: must be a power of two; dispatch refuses it",
+    "debug many_experts": "group.num_experts is 1000000000000: must be at most 2048",
     "inspect --routing right --tokens 4": "goes with a law or a histogram",
     "inspect --routing ids.txt": "must be a folder, a file of ids (.safetensors, .npz, .npy) or loads (.npy",
     "predict --ep 2 --routing sub/ids": "routing is 'sub/ids': must be a folder, a file of ids",
