@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 
+import epsim
 from epsim.flow import bracket_makespan, flow_problem, simulate
 from epsim.flow.fast import has_numba
 from epsim.platform.systems import load_system
@@ -87,6 +88,19 @@ def of_1024(name, topology, matrix):
     yield outcome(f"{name}: bounded finish", result)
 
 
+def of_decode(clos):
+    """Yield rows for irregular sizes, 128 tokens a rank: the whole question, and what exact mode takes."""
+    case = {"level": "flow", "tokens": 128, "operations": ("dispatch",), "num_experts": 1024}
+    seconds, [item] = timed(lambda: epsim.simulate("clos:1024", ep=1024, **case))
+    yield "clos, EP1024, decode: epsim.simulate, all of it (s)", seconds, "<= 60 s, goal 10 s"
+    yield "clos, EP1024, decode: finish", f"{item.time_us:,.2f} us", item.method
+    if has_numba():
+        problem = problem_of(clos, traffic(256, 128, "uniform"))
+        seconds, result = timed(lambda: simulate(problem, engine="numba"))
+        yield f"clos, EP256, decode: exact, {problem.num_flows:,} flows (s)", seconds, ""
+        yield outcome("clos, EP256, decode: exact finish", result)
+
+
 def run():
     """Yield (name, seconds or text, target) rows."""
     if has_numba():
@@ -101,6 +115,7 @@ def run():
     yield from of_128("ubl128, prefill zipf:0.5", ubl128(), prefill)
     group = traffic(1024, 4096, "uniform")
     clos = load_system("clos:1024").topology
+    yield from of_decode(clos)
     yield from of_1024("clos, EP1024", clos, group)
     yield from of_1024("clos, EP1024 zipf:0.5", clos, traffic(1024, 4096, "zipf:0.5"))
     yield from of_1024("leaf-spine, EP1024", leaf_spine(1024, leaves=32, spines=32), group)

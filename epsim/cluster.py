@@ -15,9 +15,13 @@ from epsim.flow.groups import GroupPolicy, Placement
 from epsim.model.closedform import SCALEOUT_FORM
 from epsim.platform.network import payload_share
 from epsim.platform.platform import Platform
+from epsim.simulate import MAX_SECONDS
 from topology import NETLAYER_SCALEOUT, LinkBound, Topology
+from topology.routes import layer_order
 
 MAX_CARDS = 2**18
+MAX_PAIR_BYTES = 2**36
+"""Of one exchange: to 2^18 others that is 16 PiB for a card, beyond any memory, and 400,000 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,19 +114,21 @@ def exchange_on_cluster(platform: Platform, bytes_per_pair: int) -> ClusterAnswe
 
     Args:
       platform: must have a graph.
-      bytes_per_pair: at least 1.
+      bytes_per_pair: from 1 to `MAX_PAIR_BYTES`.
 
     Raises:
-      InputError: no graph, or bytes below 1.
+      InputError: no graph, bytes out of range, or a time that 64 bits may not hold.
     """
     from epsim.flow.projection import project_law, uniform_law
     from epsim.flow.symmetry import solve_classes, uniform_classes
 
-    if bytes_per_pair < 1:
-        raise InputError("bytes per pair", bytes_per_pair, "must be at least 1")
+    check_pair_bytes(bytes_per_pair)
     topology = payload_topology(platform)
     cards = topology.num_npus
     found = project_law(topology, uniform_law(cards, bytes_per_pair))
+    if found.bound.time_ps > MAX_SECONDS * 1e12:
+        rule = f"takes {found.bound.time_ps / 1e12:.3g} s; must take at most {MAX_SECONDS:,.0f} s"
+        raise InputError("bytes per pair", bytes_per_pair, rule)
     exact = solve_classes(topology, uniform_classes(cards, bytes_per_pair))
     return ClusterAnswer(
         system=platform.name,
@@ -136,17 +142,36 @@ def exchange_on_cluster(platform: Platform, bytes_per_pair: int) -> ClusterAnswe
     )
 
 
+def check_pair_bytes(bytes_per_pair: int, field: str = "bytes per pair", text: str | None = None) -> None:
+    """Refuse an exchange of nothing, or of more than times can hold.
+
+    Args:
+      bytes_per_pair: of one card to another.
+      field: the name used in the error.
+      text: the value as the user wrote it.
+
+    Raises:
+      InputError: names `field`.
+    """
+    if not 1 <= bytes_per_pair <= MAX_PAIR_BYTES:
+        raise InputError(field, bytes_per_pair if text is None else text, "must be from 1B to 64GiB")
+
+
 def payload_topology(platform: Platform) -> Topology:
     """Return the graph with every link at its payload rate.
 
     Raises:
-      InputError: the system is a profile without a graph, or has too many cards.
+      InputError: the system is a profile without a graph, has too many cards, or joins cards directly.
     """
     topology = platform.network.topology
     if topology is None:
         raise InputError("system", platform.name, "has no graph; name a preset such as clos:262144")
     if topology.num_npus > MAX_CARDS:
         raise InputError("number of cards", topology.num_npus, f"must be at most {MAX_CARDS:,}")
+    is_direct = np.maximum(topology.link_src, topology.link_dst) < topology.num_npus
+    if np.isin(topology.link_netlayer[is_direct], layer_order(topology)).any():
+        rule = "joins cards directly, and loads are summed over switches; name a system such as clos:1024"
+        raise InputError("system", platform.name, rule)
     efficiency = platform.software.wire_efficiency.value
     near, far = (payload_share(platform.hardware, form) * efficiency for form in (None, SCALEOUT_FORM))
     is_far = np.zeros(len(topology.classes), np.bool_)

@@ -6,9 +6,9 @@ from typing import get_args
 
 from epsim.errors import InputError
 from epsim.inputs.counting import Draws, check_draws
-from epsim.inputs.groups import Group, Table, count, group_sizes, place, pod_size_of
+from epsim.inputs.groups import Group, Table, check_operations, count, group_sizes, place, pod_size_of
 from epsim.model.answer import Case
-from epsim.model.closedform import OPERATIONS, Operation
+from epsim.model.closedform import Operation
 from epsim.model.options import TokenCounts, TwoLayer
 from epsim.platform.platform import make_platform
 from epsim.platform.presets import model_shape
@@ -93,7 +93,8 @@ def predict(
     platform = make_platform(
         system, hardware=hardware, software=software, settings=settings, port_rate=port_rate
     )
-    _check_words(operations, token_counts, two_layer)
+    check_operations(operations)
+    _check_words(token_counts, two_layer)
     check_draws(draws)
     if npus is not None and ranks_per_supernode is not None:
         raise InputError("ranks per supernode", ranks_per_supernode, "goes without npus, which say it")
@@ -143,10 +144,7 @@ def predict(
     return Predictions(result, workloads)
 
 
-def _check_words(operations: Sequence[Operation], token_counts: TokenCounts, two_layer: TwoLayer) -> None:
-    for operation in operations:
-        if operation not in OPERATIONS:
-            raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
+def _check_words(token_counts: TokenCounts, two_layer: TwoLayer) -> None:
     if token_counts not in get_args(TokenCounts):
         raise InputError("token counts", token_counts, "must be equal or stepped")
     if two_layer not in get_args(TwoLayer):

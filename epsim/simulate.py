@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,9 @@ from epsim.errors import InputError
 from epsim.faults.applied import faulty_events, faulty_machine, faulty_platform
 from epsim.faults.kinds import Fault, parse_faults
 from epsim.inputs.counting import Counted
-from epsim.inputs.groups import Group, Routed, group_sizes, place, pod_size_of, route
+from epsim.inputs.groups import Group, Routed, check_operations, group_sizes, place, pod_size_of, route
 from epsim.model.answer import Case, epilogue_bytes
-from epsim.model.closedform import OPERATIONS, Operation
+from epsim.model.closedform import Operation
 from epsim.model.loads import RankLoads, rank_loads
 from epsim.model.options import TokenCounts
 from epsim.platform.machine import Machine, make_machine, slope_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from epsim.trace.trace import Trace
 
 Progress = Callable[[int, int], Any]
-"""Called with (bytes delivered, all bytes)."""
+"""Called with (bytes delivered, all bytes); at flow level with (flows that have ended, all flows)."""
 NO_SLOPE: Mapping[str, float] = {"fanout_slope_dispatch": 0.0, "fanout_slope_combine": 0.0}
 """Settings of a software without fan-out loss."""
 NUM_PORTS = 12
@@ -48,9 +48,9 @@ MAX_SECONDS = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class FlowOptions:
-    """How the flow level runs; see `epsim.flow.simulate`."""
+    """How the flow level runs; see `epsim.flow.operation.run_flows`."""
 
-    mode: "Mode" = "exact"
+    mode: 'Mode | Literal["auto"]' = "auto"
     epsilon: float = 0.01
     engine: "Engine" = "auto"
 
@@ -113,7 +113,7 @@ def simulate(
       events: options of the event level; its policy and seed are taken from here.
       faults: what is wrong on purpose, as "link-down:npu3/plane2"; see `epsim.faults.kinds`.
       npus: the card of each rank of the only group; None = rank r sits on card r.
-      on_progress: called now and then during an event run with (bytes delivered, all bytes).
+      on_progress: called now and then; see `Progress`.
 
     Returns:
       One Simulation per group size and operation.
@@ -130,9 +130,7 @@ def simulate(
         raise InputError("policy", policy, f"must be one of {', '.join(POLICIES)}")
     if token_counts not in get_args(TokenCounts):
         raise InputError("token counts", token_counts, "must be equal or stepped")
-    for operation in operations:
-        if operation not in OPERATIONS:
-            raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
+    check_operations(operations)
     wrong = parse_faults(faults, level)
     platform = make_platform(
         system, hardware=hardware, software=software, settings=_numbers(settings, with_slope),
@@ -161,7 +159,7 @@ def simulate(
                 platform=platform, machine=faulty_machine(machine, wrong, platform.hardware), routed=routed,
                 operation=operation, policy=policy, seed=seed, flow=flow or FlowOptions(),
                 events=faulty_events(events, wrong, routed.config.ep_size),
-                faults=tuple(fault.meaning for fault in wrong), on_progress=on_progress,
+                faults=wrong, on_progress=on_progress,
             )  # fmt: skip
             found.append(setting.run(level))
     return found
@@ -190,7 +188,7 @@ class Setting:
       flow: options of the flow level.
       events: options of the event level; None = `EventOptions()`.
       costs: times of steps.
-      faults: what is wrong on purpose, for people.
+      faults: what is wrong on purpose.
       on_progress: see `simulate`.
     """
 
@@ -203,7 +201,7 @@ class Setting:
     flow: FlowOptions
     events: "EventOptions | None" = None
     costs: StepCosts = field(default_factory=StepCosts)
-    faults: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
     on_progress: Progress | None = None
 
     @property
@@ -240,9 +238,13 @@ class Setting:
         rates, speeds = self.machine.link_bytes_per_s, self.machine.card_speed
         slowdown = max(1 / float(speeds.min()), float(rates.max(initial=1.0) / rates.min(initial=np.inf)))
         most = seconds * slowdown + self.machine.entry_ps * 1e-12
-        if not most <= MAX_SECONDS:
-            rule = f"is what it may take; picoseconds are counted up to {MAX_SECONDS:,.0f} s"
-            raise InputError("time", f"{most:.3g} s", rule)
+        if most <= MAX_SECONDS:
+            return
+        rule = f"must be at most {MAX_SECONDS:,.0f} s, as picoseconds are counted in 64 bits"
+        if self.faults:
+            said = ", ".join(map(str, self.faults))
+            raise InputError("fault", said, f"makes this last up to {most:.3g} s, which {rule}")
+        raise InputError("longest time", f"{most:.3g} s", f"{rule}; use fewer tokens or faster rates")
 
     def bytes_matrix(self, counts: RowCounts) -> npt.NDArray[np.int64]:
         """Return [R, R] int64 bytes on the wire, [src rank, dst rank]; combine sends the rows back."""
@@ -266,27 +268,30 @@ class Setting:
         after = self.costs.ack_ps + barrier_ps(self.platform.software, counts.ep_size)
         run = run_flows(
             self.machine, self.bytes_matrix(counts), before, after, policy=self.policy, seed=self.seed,
-            mode=options.mode, epsilon=options.epsilon, engine=options.engine,
+            mode=options.mode, epsilon=options.epsilon, engine=options.engine, on_progress=self.on_progress,
         )  # fmt: skip
         result, topology = run.result, self.machine.topology
         busy = result.resource_busy()
-        carried = result.problem.resource_bytes()
         ports = tuple(
             PortUse(
                 name=result.problem.describe(int(i), topology),
                 busy=float(busy[i]),
-                gbytes=float(carried[i]) / 1e9,
+                gbytes=result.problem.limit_bytes(int(i)) / 1e9,
             )
             for i in np.argsort(-busy, kind="stable")[:NUM_PORTS]
         )
         binding = ", ".join(
             f"{result.problem.describe(i, topology)} ({part:.0%})" for i, part in result.binding()[:2]
         )
-        error = f", at most {result.error_bound_ps / 1e6:.3g} us off" if options.mode == "bounded" else ""
+        method = f"{run.mode}, {result.engine}"
+        if run.mode == "bounded":
+            method += f", at most {result.error_bound_ps / 1e6:.3g} us off"
+            if options.mode == "auto":
+                method += f" (chosen for {result.problem.num_flows:,} flows; exact takes far longer)"
         return self._simulation(
             counts, loads, closed, level="flow", time_ps=run.time_ps, bound_ps=run.bound_ps,
             first_ps=self.machine.entry_ps + run.before_ps, finish_ps=run.finish_ps, ports=ports,
-            binding=binding or "nothing crosses a link", method=f"{options.mode}, {result.engine}{error}",
+            binding=binding or "nothing crosses a link", method=method,
             num_events=result.num_solves,
         )  # fmt: skip
 
@@ -360,8 +365,9 @@ class Setting:
             tokens_per_rank=int(counts.num_tokens.max()), hidden=config.hidden,
             num_experts=config.num_experts, num_topk=config.num_topk, routing=self.routed.text,
             fingerprint=self.routed.workload.fingerprint, policy=self.policy, method=method,
-            faults=self.faults, time_us=time_ps / 1e6, bound_us=bound_ps / 1e6,
-            predicted_us=closed.time_us, kernel_us=None if kernel_ps is None else kernel_ps / 1e6,
+            faults=tuple(fault.meaning for fault in self.faults), time_us=time_ps / 1e6,
+            bound_us=bound_ps / 1e6, predicted_us=closed.time_us,
+            kernel_us=None if kernel_ps is None else kernel_ps / 1e6,
             epilogue_us=1e6 * epilogue_bytes(self.operation, loads, row) / platform.hardware.hbm_rate.value,
             gb_per_s_min=float(received.min()), gb_per_s_mean=float(received.mean()),
             gb_per_s_max=float(received.max()),

@@ -210,10 +210,9 @@ def _changes(
     platform: Platform,
     npus: Sequence[int] | None,
 ) -> list[Change]:
-    topology = damaged = _graph(platform)
+    topology = _graph(platform)
     packet = platform.hardware.packet_payload.value
-    for fault in faults:
-        damaged = faulty_topology(damaged, fault)
+    damaged = faulty_topology(topology, faults)
     findings: tuple[str, ...] = ()
     if damaged is not topology:
         known = {str(finding) for finding in check(topology, limit=2)}

@@ -53,8 +53,9 @@ class CaseOptions:
         str, Parameter(help="events: packet, sqe (one descriptor), chunk (chosen), chunk:N descriptors")
     ] = "chunk"
     mode: Annotated[
-        Literal["exact", "bounded"], Parameter(help="flow: exact, or faster with a bounded error")
-    ] = "exact"
+        Literal["auto", "exact", "bounded"],
+        Parameter(help="flow: exact, or faster with a bounded error; auto: exact up to 65,536 flows"),
+    ] = "auto"
     epsilon: Annotated[float, Parameter(help="flow, bounded: step as a part of the elapsed time")] = 0.01
     hardware: Annotated[str | None, Parameter(help="profile name or .toml file")] = None
     software: Annotated[str | None, Parameter(help="profile name or .toml file")] = None
@@ -84,7 +85,7 @@ class CaseOptions:
 
         if self.level == "flow" and self.grain != "chunk":
             raise InputError("grain", self.grain, "belongs to --level events")
-        if self.level == "events" and self.mode != "exact":
+        if self.level == "events" and self.mode != "auto":
             raise InputError("mode", self.mode, "belongs to --level flow")
         if self.mode != "bounded" and self.epsilon != CaseOptions.epsilon:
             raise InputError("epsilon", self.epsilon, "belongs to --level flow --mode bounded")

@@ -1,6 +1,7 @@
 """`epsim cluster`: what do many groups do to each other on a large network?"""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -12,18 +13,23 @@ Flag = Parameter(negative="")
 def cluster(
     *,
     system: Annotated[str, Parameter(help="preset (clos:262144), cluster .toml or HCCL .json")] = "clos:1024",
-    ep: Annotated[int, Whole, Parameter(help="ranks of a group")] = 128,
+    ep: Annotated[int | None, Whole, Parameter(help="ranks of a group; without: 128")] = None,
     groups: Annotated[int | None, Whole, Parameter(help="how many; without: as many as fit")] = None,
     placement: Annotated[
-        Literal["packed", "spread", "random"],
-        Parameter(help="fill supernodes, neighbours in different ones, or drawn by seed"),
-    ] = "packed",
+        Literal["packed", "spread", "random"] | None,
+        Parameter(help="fill supernodes (packed; without), neighbours in different ones, or drawn by seed"),
+    ] = None,
     policy: Annotated[Literal["spray", "flow-hash"], Parameter(help="path choice")] = "spray",
-    op: Annotated[Literal["dispatch", "combine"], Parameter(help="what all groups do at once")] = "dispatch",
-    model: Annotated[str, Parameter(help="shape: benchmark, v3, v4-flash, v4-pro, v4.1-flash")] = "benchmark",
-    tokens: Annotated[int, Whole, Parameter(help="tokens per rank")] = 16_384,
-    routing: Annotated[str, Parameter(help="uniform, zipf:1.1, ..., or a file")] = "uniform",
-    seed: Annotated[int, Whole, Parameter(help="of routing, placement and hash")] = 0,
+    op: Annotated[
+        Literal["dispatch", "combine"] | None, Parameter(help="what all groups do at once; without: dispatch")
+    ] = None,
+    model: Annotated[
+        str | None,
+        Parameter(help="shape: benchmark (without), v3, v4-flash, v4-pro, v4.1-flash"),
+    ] = None,
+    tokens: Annotated[int | None, Whole, Parameter(help="tokens per rank; without: 16384")] = None,
+    routing: Annotated[str | None, Parameter(help="uniform (without), zipf:1.1, ..., or a file")] = None,
+    seed: Annotated[int | None, Whole, Parameter(help="of routing, placement and hash; without: 0")] = None,
     all_to_all: Annotated[
         str | None,
         Parameter(help="instead of groups: every card sends so much to every other one, as 7KiB"),
@@ -40,21 +46,39 @@ def cluster(
     - `epsim cluster --system clos:262144 --all-to-all 7168B`
     """
     from epsim.cli.predict import parse_settings
-    from epsim.cluster import exchange_on_cluster, groups_on_cluster
+    from epsim.cluster import check_pair_bytes, exchange_on_cluster, groups_on_cluster, payload_topology
     from epsim.platform.platform import make_platform
+    from epsim.report.cluster import cluster_json, cluster_text
 
-    platform = make_platform(system, settings=parse_settings(settings))
+    of_rows = {"model": model, "tokens": tokens, "routing": routing, "seed": seed}
+    of_groups = {"placement": placement, "seed": seed}
     if all_to_all is not None:
         from topology.units import parse_size
 
-        answer = exchange_on_cluster(platform, parse_size(all_to_all, "all-to-all"))
+        _check_exchange(policy, {"ep": ep, "groups": groups, "op": op} | of_groups | of_rows)
+        size = parse_size(all_to_all, "all-to-all")
+        check_pair_bytes(size, "all-to-all", all_to_all)
+        answer = exchange_on_cluster(make_platform(system, settings=parse_settings(settings)), size)
     else:
         from epsim.inputs.groups import group_bytes
 
-        matrix = group_bytes(platform, ep, op, model=model, tokens=tokens, routing=routing, seed=seed)
-        answer = groups_on_cluster(
-            platform, matrix, num_groups=groups, placement=placement, policy=policy, seed=seed
-        )
-    from epsim.report.cluster import cluster_json, cluster_text
-
+        platform = make_platform(system, settings=parse_settings(settings))
+        payload_topology(platform)  # refuses a system before any rows are counted
+        matrix = group_bytes(platform, 128 if ep is None else ep, op or "dispatch", **_given(of_rows))
+        answer = groups_on_cluster(platform, matrix, num_groups=groups, policy=policy, **_given(of_groups))
     print(cluster_json(answer) if json else cluster_text(answer))
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what was not said, so that the library's defaults hold."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_exchange(policy: str, of_groups: Mapping[str, Any]) -> None:
+    """Refuse what one exchange among all cards would ignore."""
+    from epsim.errors import InputError
+
+    if policy != "spray":
+        raise InputError("policy", policy, "goes with groups; --all-to-all is solved for spray only")
+    for name, value in _given(of_groups).items():
+        raise InputError(name, value, "goes with groups; --all-to-all is one exchange among all cards")

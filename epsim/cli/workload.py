@@ -17,15 +17,17 @@ def workload(
     name: Annotated[str | None, Parameter(help="which one; without a name they are listed")] = None,
     *,
     system: Annotated[
-        str, Parameter(help="preset (ubl128, clos:1024), cluster .toml, HCCL .json")
-    ] = "ubl128",
-    ranks: Annotated[int, Whole, Parameter(help="cards that take part")] = 8,
+        str | None, Parameter(help="preset (clos:1024), cluster .toml, HCCL .json; without: ubl128")
+    ] = None,
+    ranks: Annotated[int | None, Whole, Parameter(help="cards that take part; without: 8")] = None,
     values: Annotated[
         list[str] | None,
         Parameter(name="--with", negative="", help="NAME=VALUE, a parameter of the workload, as size=1GiB"),
     ] = None,
-    policy: Annotated[Literal["spray", "flow-hash", "pinned"], Parameter(help="path choice")] = "spray",
-    seed: Annotated[int, Whole, Parameter(help="of the flow hash")] = 0,
+    policy: Annotated[
+        Literal["spray", "flow-hash", "pinned"] | None, Parameter(help="path choice; without: spray")
+    ] = None,
+    seed: Annotated[int | None, Whole, Parameter(help="of the flow hash; without: 0")] = None,
     chunk: Annotated[
         str | None, Parameter(help="bytes that an engine takes at once, as 256KiB; without: chosen")
     ] = None,
@@ -48,7 +50,8 @@ def workload(
     from epsim.report.workload import catalogue_text, run_json, run_text
 
     if name is None:
-        if values or json or trace is not None:
+        options = (system, ranks, values, policy, seed, chunk, settings, trace, json or None)
+        if any(option is not None for option in options):
             raise InputError("name", "not given", "options go with a workload; without both they are listed")
         print(catalogue_text())
         return
@@ -59,20 +62,24 @@ def workload(
     from epsim.platform.machine import make_machine
     from epsim.platform.platform import make_platform
     from epsim.schedule.transfers import whole
-    from epsim.schedule.workloads import make_workload
+    from epsim.schedule.workloads import check_fit, make_workload, read_values
     from epsim.sim.transfers import TransferOptions, run_transfers
     from topology.units import parse_size
 
     check_outputs([trace])
-    platform = make_platform(system, settings=parse_settings(settings))
+    platform = make_platform("ubl128" if system is None else system, settings=parse_settings(settings))
+    ranks, given = 8 if ranks is None else ranks, _values(values)
     machine = make_machine(platform, ranks, "none")
-    transfers = make_workload(name, ranks, _values(values))
-    options = TransferOptions(
+    topology = machine.topology
+    domain = topology.npu_server if platform.network.is_mesh else topology.npu_supernode
+    check_fit(read_values(name, given), domain[machine.npus], int(platform.hardware.num_aivs.value))
+    transfers = make_workload(name, ranks, given)
+    choices = TransferOptions(
         chunk_bytes=0 if chunk is None else parse_size(chunk, "chunk"),
-        policy=policy, seed=whole("seed", seed, 0),
+        policy=policy or "spray", seed=whole("seed", 0 if seed is None else seed, 0),
         packet_bytes=int(platform.hardware.packet_payload.value), with_trace=trace is not None,
     )  # fmt: skip
-    run = run_transfers(machine, transfers, options)
+    run = run_transfers(machine, transfers, choices)
     if trace is not None and run.trace is not None:
         from epsim.cli.timeline import timeline
 

@@ -4,7 +4,7 @@ A graph fault replaces the topology, so routes are found anew: they leave out wh
 pair that is cut off. All other faults are rates, times and options.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Links = npt.NDArray[np.int64]
 
 GRAPH_FAULTS = ("link-down", "link-slow", "plane-lost", "switch-slow", "miscabled")
+REMOVALS = ("link-down", "plane-lost")
 
 
 def faulty_platform(platform: Platform, faults: Sequence[Fault]) -> Platform:
@@ -32,7 +33,7 @@ def faulty_platform(platform: Platform, faults: Sequence[Fault]) -> Platform:
 
     Args:
       platform: healthy.
-      faults: done in their order.
+      faults: in any order.
 
     Raises:
       InputError: a fault names what the graph does not have.
@@ -40,28 +41,46 @@ def faulty_platform(platform: Platform, faults: Sequence[Fault]) -> Platform:
     topology = platform.network.topology
     if topology is None:
         return platform
-    for fault in faults:
-        topology = faulty_topology(topology, fault)
+    topology = faulty_topology(topology, faults)
     return replace(platform, network=replace(platform.network, topology=topology))
 
 
-def faulty_topology(topology: Topology, fault: Fault) -> Topology:
-    """Return the graph with one fault; the same graph for faults of other kinds.
+def faulty_topology(topology: Topology, faults: Sequence[Fault]) -> Topology:
+    """Return the graph with faults; the same graph when none of them is about it.
+
+    All names are those of the healthy graph, so the order of the faults does not matter; only cables that are
+    swapped several times are swapped in turn.
 
     Raises:
-      InputError: the fault names what the graph does not have.
+      InputError: a fault names what the graph does not have, or what another fault takes away.
     """
-    if fault.kind == "plane-lost":
-        return without_links(topology, plane_links(topology, fault))
-    if fault.kind == "link-down":
-        return without_links(topology, cable_links(topology, fault, fault.where))
-    if fault.kind == "link-slow":
-        return _slowed(topology, cable_links(topology, fault, fault.where), fault)
-    if fault.kind == "switch-slow":
-        return _slowed(topology, switch_links(topology, fault), fault)
-    if fault.kind == "miscabled":
-        return _swapped(topology, fault)
-    return topology
+    links = {
+        fault: [cable for cable in _cables_of(fault, topology) if len(cable)]
+        for fault in faults
+        if fault.kind in (*GRAPH_FAULTS, "lossy")
+    }
+    _check_left(links)
+    for fault, cables in links.items():
+        if fault.kind in ("link-slow", "switch-slow"):
+            topology = _slowed(topology, cables[0], fault)
+    for fault in links:
+        if fault.kind == "miscabled":
+            topology = _swapped(topology, fault)
+    # Last, because the links that are left are numbered anew.
+    lost = [cable for fault, cables in links.items() if fault.kind in REMOVALS for cable in cables]
+    return without_links(topology, np.unique(np.concatenate(lost))) if lost else topology
+
+
+def _check_left(links: Mapping[Fault, Sequence[Links]]) -> None:
+    """Refuse a fault of a cable that others take away, in whatever order they were said."""
+    for fault in sorted(links, key=str):
+        others = [other for other in sorted(links, key=str) if other != fault and other.kind in REMOVALS]
+        for cable in links[fault]:
+            takers = [other for other in others if np.isin(cable, np.concatenate(links[other])).any()]
+            taken = [gone for other in takers for gone in links[other]]
+            if takers and np.isin(cable, np.concatenate(taken)).all():
+                names = " and ".join(map(str, takers))
+                raise InputError("fault", str(fault), f"is about a cable that {names} takes away")
 
 
 def faulty_machine(machine: Machine, faults: Sequence[Fault], hardware: Hardware) -> Machine:
@@ -174,14 +193,19 @@ def is_on_a_path(fault: Fault, topology: Topology, npus: Links) -> bool:
 
 def _links_of(fault: Fault, topology: Topology) -> Links | None:
     """Return the links that a fault is about; None = it is about a rank, or about all."""
+    cables = _cables_of(fault, topology)
+    return np.concatenate(cables) if cables else None
+
+
+def _cables_of(fault: Fault, topology: Topology) -> list[Links]:
+    """Return the links that a fault is about, those of two cables apart; none = it is about ranks."""
     if fault.kind == "plane-lost":
-        return plane_links(topology, fault)
+        return [plane_links(topology, fault)]
     if fault.kind == "switch-slow":
-        return switch_links(topology, fault)
+        return [switch_links(topology, fault)]
     if fault.kind in (*GRAPH_FAULTS, "lossy"):
-        cables = fault.where.split("<->")
-        return np.concatenate([cable_links(topology, fault, where) for where in cables])
-    return None
+        return [cable_links(topology, fault, where) for where in fault.where.split("<->")]
+    return []
 
 
 def plane_links(topology: Topology, fault: Fault) -> Links:

@@ -22,11 +22,13 @@ Amount = Literal["none", "speed", "loss", "part", "delay"]
 
 _AMOUNTS: Mapping[Amount, str] = {
     "none": "",
-    "speed": "a part of the healthy rate, above 0 and below 1",
+    "speed": "a part of the healthy rate, from 1e-6 to below 1",
     "loss": "the chance that a packet is lost, from 0 to 0.5",
     "part": "the most that a service differs by, from 0 to 0.5",
     "delay": "a time such as 100us, at most 1,000s",
 }
+MIN_SPEED = 1e-6
+"""A choice: less than a millionth of its rate is down, and the times of real cases still fit 64 bits."""
 MAX_DELAY_PS = 10**15
 """Of a late rank: far beyond any timeout."""
 _CABLE = r"npu\d+/plane\d+|(?:npu|sw)\d+-(?:npu|sw)\d+"
@@ -193,7 +195,7 @@ def _amount(text: str, form: Form, word: str | None) -> float:
         raise InputError("fault", text, rule) from None
     # NaN fails every comparison, so it is refused as well.
     inside = {
-        "speed": 0 < value < 1,
+        "speed": MIN_SPEED <= value < 1,
         "loss": 0 <= value <= 0.5,
         "part": 0 <= value <= 0.5,
         "delay": 0 <= value <= MAX_DELAY_PS,

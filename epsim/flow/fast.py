@@ -12,11 +12,14 @@ from epsim.flow import kernels
 from epsim.flow.filling import new_fill
 from epsim.flow.maxmin import Paths, Rates, fair_need, solve
 from epsim.flow.problem import Floats, Ints
-from epsim.flow.steps import Course, Plan, run
+from epsim.flow.steps import Course, Plan, Progress, run
 
 Engine = Literal["auto", "numpy", "numba"]
 WORTH_COMPILING = 5e6
 """Rates that NumPy finds in about the 4 s that compiling takes (benchmarks/bench_flow.py)."""
+
+AT_ONCE = 64
+"""Solves between two reports: a second for a million flows, less than one report for a thousand."""
 
 ENGINES: tuple[str, ...] = get_args(Engine)
 
@@ -35,7 +38,7 @@ class Solver:
     name: str
     solve: Callable[[Paths, Ints], Rates]
     fair_need: Callable[[Paths, Ints, Floats], tuple[Floats, Floats]]
-    run: Callable[[Paths, Plan], Course]
+    run: Callable[[Paths, Plan, Progress | None], Course]
 
 
 def has_numba() -> bool:
@@ -82,11 +85,16 @@ def looping_solver(name: str, loops: Mapping[str, Callable[..., Any]]) -> Solver
         loops["fair_need"](paths.resource_idx, paths.share, paths.capacity, some, left, level, rate, need)
         return rate, need
 
-    def run_looping(paths: Paths, plan: Plan) -> Course:
-        motion = kernels.new_motion(paths, plan.size)
-        state = new_fill(paths, len(plan.order))
-        num_solves = loops["run"](state, motion, plan.order, plan.starts, plan.on_busiest, plan.epsilon)
-        end = motion.flow[:, kernels.END]
+    def run_looping(paths: Paths, plan: Plan, on_progress: Progress | None = None) -> Course:
+        motion, state = kernels.new_motion(paths, plan.size), new_fill(paths, len(plan.order))
+        clock, tally = np.zeros(1), np.zeros(5, np.int64)
+        what = (state, motion, plan.order, plan.starts, plan.on_busiest, plan.epsilon, clock, tally, AT_ONCE)
+        goes_on = True
+        while goes_on:
+            goes_on = loops["run"](*what)
+            if on_progress is not None:
+                on_progress(int(tally[kernels.STARTED] - tally[kernels.ACTIVE]), len(plan.order))
+        end, num_solves = motion.flow[:, kernels.END], int(tally[kernels.SOLVES])
         return Course(end=end, solves=motion.solves, held=motion.held, num_solves=num_solves)
 
     return Solver(name=name, solve=solve_looping, fair_need=need_looping, run=run_looping)

@@ -17,9 +17,12 @@ from epsim.flow.fast import Engine as Engine
 from epsim.flow.fast import choose_solver
 from epsim.flow.maxmin import UNIT_ROUNDOFF, Paths, binding_paths
 from epsim.flow.problem import LINK, MAX_PS, Floats, FlowProblem
-from epsim.flow.steps import Course, Plan
+from epsim.flow.steps import Course, Plan, Progress
 
 Mode = Literal["exact", "bounded"]
+EXACT_FLOWS = 2**16
+"""What callers that choose a mode solve exactly. Exact mode solves about once per flow, and a solve costs its
+flows: 65,280 irregular ones take 27 s of processor time, 540,000 hours (benchmarks/bench_flow.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +104,12 @@ class FlowResult:
 
 
 def simulate(
-    problem: FlowProblem, *, mode: Mode = "exact", epsilon: float = 0.01, engine: Engine = "auto"
+    problem: FlowProblem,
+    *,
+    mode: Mode = "exact",
+    epsilon: float = 0.01,
+    engine: Engine = "auto",
+    on_progress: Progress | None = None,
 ) -> FlowResult:
     """Share the resources max-min fairly until every flow has ended.
 
@@ -113,6 +121,7 @@ def simulate(
       epsilon: for "bounded"; also the step of the bracket.
       engine: "numba" (extra `fast`), "numpy", or "auto" for the faster one that is installed. Both
         give the same bits.
+      on_progress: called now and then with (flows that have ended, all flows).
 
     Raises:
       InputError: mode, epsilon or engine is none of these.
@@ -126,7 +135,7 @@ def simulate(
     paths = binding_paths(problem)
     bracket = bracket_paths(problem, paths, epsilon, solver)
     plan = _plan(problem, paths, bracket, epsilon if mode == "bounded" else 0.0)
-    course = solver.run(paths, plan)
+    course = solver.run(paths, plan, on_progress)
     finish_ps = _finish_ps(problem, plan, course)
     if mode == "bounded":
         # Fair sharing is proved to be over by then, so this only takes error away.

@@ -25,6 +25,7 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 BYTES, RATE, SINCE, END = range(4)
+STARTED, ACTIVE, SOLVES, GONE, TURNS = range(5)
 
 
 class Motion(NamedTuple):
@@ -119,12 +120,18 @@ def _end(s: Fill, m: Motion, num_turns: int, limit: float, num_solves: int) -> i
     return num_gone
 
 
-def run(s: Fill, m: Motion, order: Int64s, starts: Floats, on_busiest: Bools, epsilon: float) -> int:
-    """Share fairly until every flow has ended; arguments as of `steps.Plan`; returns the number of solves."""
-    now, num_started, num_active, num_solves = 0.0, 0, 0, 0
+def run(
+    s: Fill, m: Motion, order: Int64s, starts: Floats, on_busiest: Bools, epsilon: float,
+    clock: Floats, tally: Int64s, most: int,
+) -> bool:  # fmt: skip
+    """Share fairly until every flow has ended, or for `most` solves; tells whether there is more to do.
+
+    `clock` [1] and `tally` [5] hold where it stands; the other arguments are as of `steps.Plan`.
+    """
+    now, num_started, num_active, num_solves = clock[0], tally[STARTED], tally[ACTIVE], tally[SOLVES]
+    num_gone, num_turns, last = tally[GONE], tally[TURNS], tally[SOLVES] + most
     zero = int(np.int64(0))  # a literal would make the compiler make functions twice
-    num_gone, num_turns = zero, zero
-    while num_active > 0 or num_started < len(order):
+    while (num_active > 0 or num_started < len(order)) and num_solves < last:
         if num_active == 0:
             now = starts[num_started]
         num_before = num_started
@@ -145,7 +152,9 @@ def run(s: Fill, m: Motion, order: Int64s, starts: Floats, on_busiest: Bools, ep
         now = min(now, starts[num_started])
         num_gone = _end(s, m, num_turns, now * (1 + (num_solves + 4) * UNIT_ROUNDOFF), num_solves)
         num_active -= num_gone
-    return num_solves
+    clock[0], tally[STARTED], tally[ACTIVE], tally[SOLVES] = now, num_started, num_active, num_solves
+    tally[GONE], tally[TURNS] = num_gone, num_turns
+    return bool(num_active > 0 or num_started < len(order))
 
 
 def fair_need(

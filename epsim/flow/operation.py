@@ -6,13 +6,15 @@ barrier. A card's engine reads and sends in turn, so its limit is 1 / (1 / egres
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from epsim.flow.build import flow_problem
-from epsim.flow.fluid import Engine, FlowResult, Mode, simulate
+from epsim.flow.fluid import EXACT_FLOWS, Engine, FlowResult, Mode, simulate
 from epsim.flow.problem import LINK, FlowProblem
+from epsim.flow.steps import Progress
 from epsim.platform.machine import Machine
 from topology import Policy, Router
 
@@ -30,6 +32,7 @@ class FlowRun:
       before_ps: [R] int64, from the entry of the last rank to first byte.
       finish_ps: [R] int64, when each rank has sent and received everything.
       result: the fluid simulation.
+      mode: of it.
     """
 
     time_ps: int
@@ -37,6 +40,7 @@ class FlowRun:
     before_ps: Int64
     finish_ps: Int64
     result: FlowResult
+    mode: Mode
 
 
 def run_flows(
@@ -47,9 +51,10 @@ def run_flows(
     *,
     policy: Policy = "spray",
     seed: int = 0,
-    mode: Mode = "exact",
+    mode: Mode | Literal["auto"] = "auto",
     epsilon: float = 0.01,
     engine: Engine = "auto",
+    on_progress: Progress | None = None,
 ) -> FlowRun:
     """Simulate the bytes of one operation.
 
@@ -60,12 +65,15 @@ def run_flows(
       after_ps: from the last completion to the end of the exit barrier.
       policy: path choice.
       seed: of the flow hash.
-      mode: see `fluid.simulate`.
+      mode: see `fluid.simulate`; "auto" is exact for up to `EXACT_FLOWS` flows, bounded for more.
       epsilon: see `fluid.simulate`.
       engine: see `fluid.simulate`.
+      on_progress: see `fluid.simulate`.
     """
     problem, latency = machine_problem(machine, bytes_matrix, machine.entry_ps + before_ps, policy, seed)
-    result = simulate(problem, mode=mode, epsilon=epsilon, engine=engine)
+    if mode == "auto":
+        mode = "bounded" if problem.num_flows > EXACT_FLOWS else "exact"
+    result = simulate(problem, mode=mode, epsilon=epsilon, engine=engine, on_progress=on_progress)
     npus = machine.npus
     count = machine.topology.num_npus
     sent, came = result.finish_by_src(count)[npus], result.finish_by_dst(count)[npus]
@@ -76,6 +84,7 @@ def run_flows(
         before_ps=before_ps,
         finish_ps=np.asarray(finish, np.int64),
         result=result,
+        mode=mode,
     )
 
 

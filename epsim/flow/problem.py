@@ -122,6 +122,21 @@ class FlowProblem:
         total = np.bincount(self.resource_idx[used], weights=carried, minlength=self.num_resources)
         return np.asarray(total, np.float64)
 
+    def limit_bytes(self, resource_idx: int) -> float:
+        """Sum the bytes at the limit that `describe` names: all of a flow at a card, its share on a link."""
+        tightest = self._tightest(resource_idx)
+        uses = self.resource_idx == resource_idx
+        if self.limits.kind[tightest] in (SEND, RECEIVE):
+            return float(self.size_bytes[uses.any(axis=1)].sum())
+        flow, column = np.nonzero(uses)
+        carried = self.size_bytes[flow] * self.share[flow, column]
+        return float(carried.sum() * self.limits.share[tightest])
+
+    def _tightest(self, resource_idx: int) -> int:
+        limits = self.limits
+        mine = np.flatnonzero(limits.resource_idx == resource_idx)
+        return int(mine[int((limits.bytes_per_s[mine] / limits.share[mine]).argmin())])
+
     def describe(self, resource_idx: int, topology: Topology | None = None) -> str:
         """Name a resource for people by its tightest limit and the number of others behind it.
 
@@ -130,8 +145,7 @@ class FlowProblem:
           topology: names the ends of links; without it they are numbers.
         """
         limits = self.limits
-        mine = np.flatnonzero(limits.resource_idx == resource_idx)
-        tightest = mine[int((limits.bytes_per_s[mine] / limits.share[mine]).argmin())]
+        tightest = self._tightest(resource_idx)
         kind, item = int(limits.kind[tightest]), int(limits.item_idx[tightest])
         name = f"{LIMIT_KINDS[kind]} {item}"
         if kind in (SEND, RECEIVE):
@@ -139,7 +153,7 @@ class FlowProblem:
         elif kind == LINK and topology is not None:
             src, dst = (int(ends[item]) for ends in (topology.link_src, topology.link_dst))
             name = f"link {item} ({topology.vertex_name(src)} -> {topology.vertex_name(dst)})"
-        others = len(mine) - 1
+        others = int((limits.resource_idx == resource_idx).sum()) - 1
         return name if not others else f"{name} and {others} more used alike"
 
 

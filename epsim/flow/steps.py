@@ -5,7 +5,8 @@ Compiled code (`epsim.flow.kernels`) does the same operations on each flow in th
 Dimension legend: F flows, n flows that take part, H resources of a flow.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ import numpy.typing as npt
 from epsim.flow.maxmin import UNIT_ROUNDOFF, Int64s, Paths, solve
 from epsim.flow.problem import Floats
 
+Progress = Callable[[int, int], Any]
+"""Called with (flows that have ended, all flows that take time)."""
 NEVER_SKIPPED = 256
 FINER = 16
 """A choice: 256 extra solves are affordable at any size, a thousand at a million flows are not."""
@@ -71,7 +74,7 @@ def next_step(need: Floats, on_busiest: npt.NDArray[np.bool_], coarse: float) ->
     return max(first, min(coarse, max(finest, float(ends.min(initial=np.inf)))))
 
 
-def run(paths: Paths, plan: Plan) -> Course:
+def run(paths: Paths, plan: Plan, on_progress: Progress | None = None) -> Course:
     """Share fairly until every flow has ended.
 
     What a flow has left is brought up to date when its rate changes, and its end follows from that.
@@ -107,6 +110,8 @@ def run(paths: Paths, plan: Plan) -> Course:
         held[gone, stopped[gone]] += end[gone] - held_since[gone]
         is_active[gone], solves[gone] = False, num_solves
         num_active = len(active) - len(gone)
+        if on_progress is not None:
+            on_progress(num_started - num_active, len(plan.order))
     return Course(end=end, solves=solves, held=held, num_solves=num_solves)
 
 

@@ -19,7 +19,7 @@ from epsim.inputs.counting import (
     read_table,
 )
 from epsim.model.answer import Case
-from epsim.model.closedform import Operation
+from epsim.model.closedform import OPERATIONS, Operation
 from epsim.model.options import TokenCounts
 from epsim.platform.machine import checked_npus
 from epsim.platform.network import Network
@@ -134,7 +134,7 @@ def group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:
     """Return group sizes as whole numbers.
 
     Raises:
-      InputError: none, or one below 1.
+      InputError: none, one below 1, or one that stands there twice.
     """
     sizes = (ep,) if isinstance(ep, int) else tuple(ep)
     if not sizes:
@@ -142,7 +142,23 @@ def group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise InputError("ep", size, "must be a whole number of at least 1")
+    for position, size in enumerate(sizes):
+        if size in sizes[:position]:
+            raise InputError("ep", size, "is there twice")
     return tuple(int(size) for size in sizes)
+
+
+def check_operations(operations: Sequence[Operation]) -> None:
+    """Refuse an operation that is none, or that stands there twice.
+
+    Raises:
+      InputError: names it.
+    """
+    for position, operation in enumerate(operations):
+        if operation not in OPERATIONS:
+            raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
+        if operation in operations[:position]:
+            raise InputError("operation", operation, "is there twice")
 
 
 def tokens_of(tokens: int | Sequence[int], size: int, counts: TokenCounts) -> tuple[int, ...]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+import numpy as np
+
 from epsim.errors import InputError
 from epsim.schedule.collectives import NUM_BLOCKS, all_gather, all_reduce, reduce_scatter
 from epsim.schedule.engram import engram_fetch, uniform_indices
@@ -18,6 +20,7 @@ from epsim.schedule.transfers import MAX_BYTES, Draft, Transfers, split_evenly, 
 from reference.config import EPConfig
 from reference.memory.sizes import ascend_combine_record_bytes, ascend_dispatch_record_bytes
 from reference.routing.generate import generate_topk
+from topology.graph import IntArray
 from topology.units import parse_size, parse_time
 
 Kind = Literal["count", "size", "time", "text", "flag"]
@@ -98,14 +101,48 @@ def make_workload(name: str, num_ranks: int, values: Mapping[str, Value] | None 
       TopologyError: a unit is unknown.
       ConfigError: a routing that cannot be.
     """
+    read = read_values(name, values)
+    return WORKLOADS[name].build(whole("ranks", num_ranks, 1), **read)
+
+
+def read_values(name: str, values: Mapping[str, Value] | None = None) -> dict[str, Value]:
+    """Return every parameter of a workload in its kind's own unit, given or default.
+
+    Raises:
+      InputError, TopologyError: as `make_workload`.
+    """
     workload = WORKLOADS.get(name)
     if workload is None:
         raise InputError("workload", name, f"must be one of {', '.join(WORKLOADS)}")
     given, known = dict(values or {}), {parameter.name: parameter for parameter in workload.parameters}
     for unknown in given.keys() - known.keys():
         raise InputError(unknown, given[unknown], f"is no parameter of {name}: it has {', '.join(known)}")
-    read = {key: parameter.read(given.get(key, parameter.default)) for key, parameter in known.items()}
-    return workload.build(whole("ranks", num_ranks, 1), **read)
+    return {key: parameter.read(given.get(key, parameter.default)) for key, parameter in known.items()}
+
+
+def check_fit(values: Mapping[str, Value], domain: IntArray, num_aivs: int) -> None:
+    """Refuse parameters that say of the machine what it is not.
+
+    Args:
+      values: as of `read_values`.
+      domain: [R] integers, the supernode (or server of a mesh) of each rank's card.
+      num_aivs: vector cores of a card.
+
+    Raises:
+      InputError: more cores than a card has, or a pod whose cards are in two supernodes.
+    """
+    for name in ("cores", "blocks"):
+        cores = values.get(name, 0)
+        if isinstance(cores, int) and cores > num_aivs:
+            raise InputError(name, cores, f"must be at most {num_aivs}, the vector cores of a card")
+    pod = values.get("pod_size", 0)
+    if not isinstance(pod, int) or pod < 1:
+        return
+    first = np.arange(len(domain)) // pod * pod
+    if (domain != domain[first]).any():
+        most = int(np.bincount(domain).max())
+        rule = f"must divide {most}, the ranks in a supernode, so that no pod lies in two of them"
+        raise InputError("pod_size", pod, rule)
 
 
 def _collective(function: Callable[..., list[int]]) -> Callable[..., Transfers]:

@@ -125,8 +125,8 @@ SIMULATION_PARAMETERS: Mapping[str, Any] = {
         "num_topk", "routing", "seed", "masked_ratio", "hardware", "software", "workload", "port_rate",
         "npus",
     )},
-    "level": Level, "policy": Policy, "with_slope": bool, "grain": str, "mode": Literal["exact", "bounded"],
-    "fault": str,
+    "level": Level, "policy": Policy, "with_slope": bool, "grain": str,
+    "mode": Literal["auto", "exact", "bounded"], "fault": str,
 }  # fmt: skip
 """Type of one value of each keyword of `epsim.simulate`, its options' grain and mode, and one fault."""
 
@@ -143,7 +143,7 @@ def _simulate(arguments: dict[str, Any]) -> list[Any]:
 
     rest = dict(arguments)
     grain = Grain.parse(rest.pop("grain", "chunk"))
-    mode, fault = rest.pop("mode", "exact"), rest.pop("fault", None)
+    mode, fault = rest.pop("mode", "auto"), rest.pop("fault", None)
     (item,) = simulate(
         **rest,
         faults=() if fault is None else (fault,),

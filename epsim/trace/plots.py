@@ -1,6 +1,8 @@
 """A timeline as PNG or SVG (extra `plot`): what each resource did, and how full each link was."""
 
 import io
+import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,28 +17,29 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 96
 """Rows that stay readable on one picture."""
+_AIV = re.compile(r"AIV \d+")  # the tracks of which a group has many
 _NUM_COLUMNS = 1600  # about the pixels of a picture: what is closer than that is joined
 _UNITS = ((10**12, "s"), (10**9, "ms"), (10**6, "us"), (10**3, "ns"), (1, "ps"))
 
 
-def gantt_plot(trace: Trace, suffix: str, *, groups: tuple[str, ...] | None = None) -> bytes:
-    """Draw a row per resource, a colour per phase, over time.
+def gantt_plot(trace: Trace, suffix: str, *, tracks: Sequence[int] | None = None) -> bytes:
+    """Draw a row per resource, a colour per phase, over time; it says how much is left out.
 
     Args:
       trace: with at least one span.
       suffix: png or svg.
-      groups: those to show, as in `trace.groups`; None = all.
+      tracks: those to show, the topmost first, as positions in `trace.tracks`; None = all.
 
     Returns:
       the file; equal traces give equal bytes.
 
     Raises:
-      InputError: a group is unknown, nothing or more than MOST_ROWS rows are left, or another suffix.
+      InputError: a track is unknown, nothing or more than MOST_ROWS rows are left, or another suffix.
       ImportError: matplotlib is not installed.
     """
     from matplotlib.patches import Patch
 
-    tracks = _tracks(trace, groups)
+    tracks = _checked(trace, range(len(trace.tracks)) if tracks is None else tracks)
     figure = _figure(1.6 + 0.2 * len(tracks), suffix)
     axes = figure.subplots()
     size, unit = _unit(trace.last_end_ps)
@@ -50,6 +53,8 @@ def gantt_plot(trace: Trace, suffix: str, *, groups: tuple[str, ...] | None = No
     axes.set_yticks(range(len(tracks)), [" ".join(trace.tracks[track]) for track in tracks], fontsize=7)
     axes.set_ylim(len(tracks) - 0.5, -0.5)
     _finish(figure, axes, trace, f"time, {unit}", trace.last_end_ps / size)
+    if len(tracks) < len(trace.tracks):
+        axes.set_title(_left_out(trace, tracks), fontsize=8, loc="left")
     patches = [Patch(color=colours[phase], label=trace.names[phase]) for phase in order]
     figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     return _bytes(figure, suffix)
@@ -105,29 +110,54 @@ def readable_links(trace: Trace) -> tuple[str, ...]:
     return tuple(links.labels[idx] for idx in fullest.tolist())
 
 
-def readable_groups(trace: Trace) -> tuple[str, ...]:
-    """Return the first groups whose rows fit one picture; at least one."""
-    rows = dict.fromkeys(trace.groups, 0)
-    for group, _ in trace.tracks:
-        rows[group] += 1
-    found: list[str] = []
-    for group, count in rows.items():
-        if found and sum(rows[one] for one in found) + count > MOST_ROWS:
-            break
-        found.append(group)
+def readable_tracks(trace: Trace, groups: Iterable[str]) -> tuple[int, ...]:
+    """Choose the tracks that fit one picture.
+
+    As many groups as have room for all that is no AIV and for one AIV; in what is left, each group shows its
+    AIVs that end last.
+
+    Args:
+      trace: the timeline.
+      groups: the most interesting first.
+
+    Returns:
+      positions in `trace.tracks`, group by group, in the order of `groups`.
+    """
+    ends = np.zeros(len(trace.tracks), np.int64)
+    np.maximum.at(ends, trace.track, trace.end_ps)
+    mine: dict[str, tuple[list[int], list[int]]] = {group: ([], []) for group in groups}
+    for track, (group, name) in enumerate(trace.tracks):
+        if group in mine:
+            mine[group][_AIV.fullmatch(name) is not None].append(track)
+    least = max((len(others) + bool(aivs) for others, aivs in mine.values()), default=1)
+    shown = list(mine.values())[: max(1, MOST_ROWS // max(1, least))]
+    room = MOST_ROWS // max(1, len(shown))
+    found: list[int] = []
+    for others, aivs in shown:
+        slowest = sorted(aivs, key=lambda track: (-ends[track], track))[: max(0, room - len(others))]
+        found += sorted(slowest) + others[:room]
     return tuple(found)
 
 
-def _tracks(trace: Trace, groups: tuple[str, ...] | None) -> list[int]:
-    for group in groups or ():
-        if group not in trace.groups:
-            raise InputError("groups", group, "must be a group of the trace")
-    tracks = [idx for idx, pair in enumerate(trace.tracks) if groups is None or pair[0] in groups]
+def _left_out(trace: Trace, tracks: Sequence[int]) -> str:
+    """Say how much of a timeline is on the picture."""
+    shown, every = {trace.tracks[track][0] for track in tracks}, trace.groups
+    word = "ranks" if all(group.startswith("rank ") for group in every) else "groups"
+    return (
+        f"shown: {len(shown)} of {len(every)} {word}, {len(tracks)} of {len(trace.tracks)} rows; the others "
+        "are left out (a timeline in HTML has all)"
+    )
+
+
+def _checked(trace: Trace, tracks: Sequence[int]) -> list[int]:
+    for track in tracks:
+        if not 0 <= track < len(trace.tracks):
+            raise InputError("tracks", track, f"the trace has tracks 0..{len(trace.tracks) - 1}")
     if not 0 < len(tracks) <= MOST_ROWS:
-        raise InputError("rows", len(tracks), f"must be 1..{MOST_ROWS} to be readable; choose groups")
+        raise InputError("rows", len(tracks), f"must be 1..{MOST_ROWS} to be readable; choose tracks")
     if not trace.num_spans:
         raise InputError("trace", "no span", "must hold at least one span to be drawn")
-    return tracks
+    return list(tracks)
 
 
 def _joined(trace: Trace, tracks: list[int]) -> list[dict[int, list[tuple[int, int]]]]:

@@ -51,9 +51,11 @@ SIMULATE = {
     "--set hbm_efficiency=nan": "hbm_efficiency is nan",
     "--set wire_efficiency=0": "wire_efficiency is 0.0",
     "--set launch_time=-1us": "launch_time is '-1us': must not be negative",
-    "--set launch_time=1e9s": "time is '1e+09 s': is what it may take",
-    "--set launch_time=1e300s --level flow": "time is '1e+300 s': is what it may take",
-    "--set hbm_rate=1B/s --tokens 16384": "is what it may take",
+    "--set launch_time=1e9s": "longest time is '1e+09 s': must be at most 1,000,000 s",
+    "--set launch_time=1e300s --level flow": "longest time is '1e+300 s': must be at most 1,000,000 s",
+    "--set hbm_rate=1B/s --tokens 16384": "use fewer tokens or faster rates",
+    "--ep 4,4": "ep is 4: is there twice",
+    "--op combine,combine": "operation is 'combine': is there twice",
     "--masked-ratio nan": "masked_ratio is nan",
     "--routing zipf:nan": "routing is 'zipf:nan'",
     "--seed -1": "seed is -1",
@@ -65,6 +67,12 @@ WORKLOAD = {
     "all-to-all": "workload is 'all-to-all': must be one of all-gather",
     "--json": "name is 'not given'",
     "--with size=1GiB": "name is 'not given'",
+    "--ranks 3": "name is 'not given'",
+    "--ranks 8": "name is 'not given'",
+    "--system ubl128": "name is 'not given'",
+    "--seed 0": "name is 'not given'",
+    "--chunk 1MiB": "name is 'not given'",
+    "--set hbm_rate=1TB/s": "name is 'not given'",
     "all-reduce --ranks 0": "ranks is 0: must lie between 1 and the 128 cards",
     "all-reduce --ranks -1": "ranks is -1: must lie between 1 and the 128 cards",
     "all-reduce --ranks 129": "ranks is 129: must lie between 1 and the 128 cards",
@@ -93,6 +101,11 @@ WORKLOAD = {
     "pp --trace a.txt": "trace is 'a.txt': must end in .json or .html",
     "pp --trace no/such/a.json": "output file is 'no/such/a.json': cannot be written",
     "hybrid-dispatch --with pod_size=0": "pod size is 0",
+    "hybrid-dispatch --system clos:256 --ranks 256 --with pod_size=100": "pod_size is 100: must divide 128",
+    "hybrid-combine --system clos:256 --ranks 256 --with pod_size=300": "pod_size is 300: must divide 128",
+    "engram-fetch --with cores=1000": "cores is 1000: must be at most 64, the vector cores of a card",
+    "all-gather --with blocks=65": "blocks is 65: must be at most 64",
+    "all-gather --set num_aivs=32": "blocks is 64: must be at most 32",
     "hybrid-dispatch --with experts=9": "ep_size 8 must divide it",
     "hybrid-dispatch --with routing=bad": "routing is 'bad'",
     "engram-fetch --with entries_per_rank=0": "entries per rank is 0",
@@ -183,8 +196,17 @@ def test_more_transfers_than_memory_holds_are_refused(monkeypatch, tmp_path, cap
 
 
 @pytest.mark.parametrize("level", ["flow", "events"])
-@pytest.mark.parametrize(("fault", "field"), [("rank-late:0@1e30s", "fault"), ("rank-slow:0@1e-300", "time")])
-def test_faults_that_last_beyond_64_bits_are_refused(level, fault, field):
+@pytest.mark.parametrize("fault", ["rank-late:0@1e30s", "rank-slow:0@1e-300", "link-slow:npu3/plane2@1e-12"])
+def test_faults_that_last_beyond_64_bits_are_refused(level, fault):
     """Before any work, and not as an overflow in the middle."""
-    with pytest.raises(InputError, match=f"^{field} is '"):
+    with pytest.raises(InputError, match=f"^fault is '{fault}': must be written as"):
         simulate(level=level, ep=4, tokens=8, faults=[fault])
+
+
+@pytest.mark.parametrize("level", ["flow", "events"])
+def test_faults_that_last_too_long_together_are_named(level):
+    faults = [f"rank-late:0@{1e-6 * 10**15:.0f}us", "rank-slow:1@1e-6"]
+    with pytest.raises(
+        InputError, match=r"^fault is 'rank-late.*, rank-slow:1@1e-06': makes this last up to"
+    ):
+        simulate(level=level, ep=4, tokens=1 << 20, faults=faults, settings={"hbm_rate": "100MB/s"})

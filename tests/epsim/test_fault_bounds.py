@@ -74,7 +74,7 @@ def test_links_of_one_port_share_its_bytes():
 
 @pytest.mark.parametrize("policy", ["spray", "flow-hash", "pinned"])
 def test_routes_leave_out_what_is_down(policy):
-    topology = faulty_topology(ubl128(8), parse_fault("link-down:npu3/plane2"))
+    topology = faulty_topology(ubl128(8), [parse_fault("link-down:npu3/plane2")])
     routes = Router(topology).find([3] * 7, [0, 1, 2, 4, 5, 6, 7], policy)
     assert 2 not in topology.link_plane[routes.link_idx]
 
@@ -87,7 +87,7 @@ def test_a_pair_that_is_cut_off_is_named():
 
 def test_only_the_named_cable_changes():
     healthy = ubl128(8)
-    slow = faulty_topology(healthy, parse_fault("link-slow:npu3/plane2@0.5"))
+    slow = faulty_topology(healthy, [parse_fault("link-slow:npu3/plane2@0.5")])
     differs = slow.link_bytes_per_s() != healthy.link_bytes_per_s()
     assert differs.sum() == 2
     assert (slow.link_bytes_per_s()[differs] * 2 == healthy.link_bytes_per_s()[differs]).all()
