@@ -33,7 +33,10 @@ def sweep(
     together: Annotated[
         list[str] | None, Parameter(name="--zip", negative="", help="A+B, axes that walk together")
     ] = None,
-    target: Annotated[str | None, Parameter(help="what is evaluated; without: predict")] = None,
+    target: Annotated[
+        Literal["predict", "simulate"] | None,
+        Parameter(help="what is evaluated; without: predict, or what the file says"),
+    ] = None,
     sample: Annotated[int | None, Whole, Parameter(help="draw so many points of the grid")] = None,
     seed: Annotated[int | None, Whole, Parameter(help="of the draw; without: 0")] = None,
     engine: Annotated[
@@ -58,16 +61,22 @@ def sweep(
 ) -> int:
     """Evaluate every point of a grid, write one table, and say which parameter moves the answer most.
 
-    An axis is any keyword of `epsim.predict`, `set.NAME` for a number of a profile, or `topology.KEY` for a
-    key of the system's cluster file. VALUES are separated by commas; ranges: `128..16384/x2` multiplies,
-    `0..0.2/+0.05` adds, `1TB/s..4TB/s/lin4` and `8..128/log5` give so many values. One value fixes a
-    parameter; group sizes and operations that are not said are those of `epsim predict`.
+    An axis is a parameter of the target, `set.NAME` for a number of a profile, or `topology.KEY` for a key of
+    the system's cluster file. Both targets take system, model, ep, tokens, token_counts, operations, dtype,
+    hidden, num_experts, num_topk, routing, seed, masked_ratio, hardware, software, workload, port_rate, npus.
+    Only `predict`: expert_alignment, expert_map, draws, ranks_per_supernode, two_layer, num_buffer_bytes.
+    Only `simulate`: level, policy, with_slope, grain, mode, fault.
+
+    VALUES are separated by commas; ranges: `128..16384/x2` multiplies, `0..0.2/+0.05` adds,
+    `1TB/s..4TB/s/lin4` and `8..128/log5` give so many values. One value fixes a parameter; group sizes and
+    operations that are not said are those of `epsim predict` or `epsim simulate`.
 
     - `epsim sweep --grid ep=8,16,32 --grid set.hbm_rate=1.6TB/s,4TB/s --out hbm.csv`
     - `epsim sweep --grid tokens=128..16384/x2 --grid routing=uniform,zipf:0.8 --grid ep=64 --out t.csv`
     - `epsim sweep --grid topology.port_rate=200Gbps,400Gbps --grid model=v3 --out ports.parquet`
     - `epsim sweep plan.toml --sample 500 --jobs 2 --plot-sensitivity what.svg --out s.parquet`
     - `epsim sweep plan.toml --objective time_us --objective min:set.hbm_rate --plot-pareto f.png --out p.csv`
+    - `epsim sweep --target simulate --grid level=flow --grid fault=plane-lost:2,rank-slow:3@0.5 --out f.csv`
     - `epsim sweep plan.toml --engine ray --address auto --out s.parquet`
 
     Finished points are kept in OUT.journal.jsonl, so the same command goes on after a kill or a full disk.
