@@ -30,15 +30,20 @@ def combine_record_bytes(hidden: int, num_topk: int) -> int:
     return 2 * hidden + align(4 * num_topk, 32)
 
 
-def window_bytes(spec: BufferSpec) -> int:
-    """Return the size of a window: workspace, then the larger of both regions, in steps of 2 MiB.
+def region_bytes(spec: BufferSpec) -> int:
+    """Return what dispatch and combine need of a window behind its workspace.
 
     bf16 makes the largest dispatch record; fp8 with its scales stays below it.
     """
     dispatch = spec.num_ranks * (2 * spec.hidden + image_bytes(spec.num_topk, 0, cached=False))
     groups = min(spec.num_ranks, spec.num_topk) if spec.multiple_reduction else spec.num_topk
     combine = groups * combine_record_bytes(spec.hidden, spec.num_topk)
-    return WORKSPACE_BYTES + align(spec.num_max_tokens_per_rank * max(dispatch, combine), WORKSPACE_BYTES)
+    return spec.num_max_tokens_per_rank * max(dispatch, combine)
+
+
+def window_bytes(spec: BufferSpec) -> int:
+    """Return the size of a window on a device: workspace, then the region, in steps of 2 MiB."""
+    return WORKSPACE_BYTES + align(region_bytes(spec), WORKSPACE_BYTES)
 
 
 def worst_case(config: EPConfig) -> tuple[int, int]:

@@ -45,7 +45,7 @@ from native.buffers import (
     WORKSPACE_BYTES,
     combine_record_bytes,
     image_bytes,
-    window_bytes,
+    region_bytes,
     worst_case,
 )
 from native.errors import TwinViolation
@@ -97,10 +97,13 @@ class TwinSession:
             {"ranks": ranks, "aivs": spec.num_aivs, "ub_bytes": MAX_UB_BYTES, "sq_depth": SQ_DEPTH}
             | dict(params),
         )
-        # The workspace is zero when a window is new; what the region holds is not to be relied on.
-        self._windows = [self._alloc(rank, window_bytes(spec), "window") for rank in range(ranks)]
+        # The workspace is zero when a window is new; what the region holds is not to be relied on. The size
+        # has no steps of 2 MiB as on the device: their marks would cost more time than the kernels.
+        region = region_bytes(spec)
+        size = WORKSPACE_BYTES + region
+        self._windows = [self._alloc(rank, size, "window", is_zeroed=True) for rank in range(ranks)]
         for window in self._windows:
-            self._machine.write(window, np.zeros(WORKSPACE_BYTES, np.uint8))
+            self._machine.forget(window + WORKSPACE_BYTES, region)
             self._machine.write(window, np.array(self._windows, np.int64))
         self._hosts = [self._alloc(rank, WORKSPACE_BYTES, "host", is_zeroed=True) for rank in range(ranks)]
         if ranks > 1:

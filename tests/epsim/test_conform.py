@@ -149,7 +149,8 @@ def test_the_command_passes_and_writes_its_reports(tmp_path, capsys):
         (["--backend", "reference", "--strategy", "pct"], 2, "goes with --example"),
         (["--backend", "reference", "--junit", "/nowhere/x.xml"], 2, "must be in a folder that exists"),
         (["--backend", "reference", "--example", "x"], 2, "must be a program"),
-        (["--backend", "npu"], 3, "hardware-status.md"),
+        (["--backend", "npu"], 3, "kernels on an NPU cannot run here"),
+        (["--backend", "npu-deep-ep"], 3, "hardware-status.md"),
         (["--backend", "cuda"], 3, "hardware-status.md"),
     ],
 )
