@@ -17,6 +17,9 @@ from epsim.sim.clock import Process
 from epsim.sim.meeting import Meeting
 from epsim.sim.stage import Stage
 
+EARLY_SQES = 32
+"""Descriptors between two doorbells that ring early (native/kernels/ep/dispatch.hpp, kEarlyRequests)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchPlan:
@@ -34,7 +37,8 @@ class DispatchPlan:
       worker_ps: start of the SIMT worker.
       rotates_by_aiv: each AIV starts at its own destination (a note in the kernel asks for it; upstream
         starts all at the next rank).
-      rings_early: post and ring per destination instead of once at the end.
+      rings_early: ring after every `EARLY_SQES` descriptors; counts and local copies come after the last, as
+        in our kernels with early_doorbells. Upstream rings once, after everything.
     """
 
     work: Work
@@ -96,12 +100,12 @@ def _worker(stage: Stage, plan: DispatchPlan, published: _Published, rank: int, 
     # The slowest AIV of the worker sets its pace; all of them have nearly the same.
     post_ps = -(-int(per_peer.sum(axis=1).max()) // plan.post_lanes) * plan.post_ps
     begin = clock.now_ps
-    copied = stage.cards[rank].memory_job(int(records[:, rank].sum()) * plan.record_bytes, "local copy")
     jetty = Jetty(jetty_name(rank, first))
     chunks = _chunks(stage, plan, rank, first, records, per_peer.sum(axis=0))
     if plan.rings_early:
-        yield from _ring_early(stage, rank, jetty, chunks, post_ps)
+        yield from _ring_early(stage, plan, rank, jetty, chunks, post_ps)
         chunks = []
+    copied = stage.cards[rank].memory_job(int(records[:, rank].sum()) * plan.record_bytes, "local copy")
     if begin + post_ps > clock.now_ps:
         yield clock.wait_until(begin + post_ps)
     stage.span(track, "descriptors", begin, clock.now_ps)
@@ -122,12 +126,28 @@ def _worker(stage: Stage, plan: DispatchPlan, published: _Published, rank: int, 
     stage.span(track, "drain", begin, clock.now_ps)
 
 
-def _ring_early(stage: Stage, rank: int, jetty: Jetty, chunks: list[Chunk], post_ps: int) -> Process:
-    """Ring after each destination's share of the posting time."""
-    step = post_ps // max(1, len(chunks))
+def _ring_early(
+    stage: Stage, plan: DispatchPlan, rank: int, jetty: Jetty, chunks: list[Chunk], post_ps: int
+) -> Process:
+    """Post the chunks in `post_ps`, and ring whenever an AIV has posted `EARLY_SQES` descriptors."""
+    total = max(1, sum(chunk.num_descriptors for chunk in chunks))
+    for batch in _batches(chunks, EARLY_SQES * plan.cut.aivs_per_worker):
+        part = sum(chunk.num_descriptors for chunk in batch)
+        yield stage.clock.wait(post_ps * part // total + plan.costs.doorbell_ps)
+        stage.ring(rank, jetty, batch)
+
+
+def _batches(chunks: list[Chunk], num_sqes: int) -> list[list[Chunk]]:
+    """Cut chunks where a new descriptor begins and `num_sqes` or more have been posted."""
+    found: list[list[Chunk]] = []
+    posted = num_sqes
     for chunk in chunks:
-        yield stage.clock.wait(step)
-        stage.ring(rank, jetty, [chunk])
+        if posted >= num_sqes and chunk.num_descriptors:
+            found.append([])
+            posted = 0
+        found[-1].append(chunk)
+        posted += chunk.num_descriptors
+    return found
 
 
 def _prepare_ps(plan: DispatchPlan, rank: int) -> int:

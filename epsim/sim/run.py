@@ -18,7 +18,7 @@ from epsim.sim.card import Card, EngineCosts, jetty_name
 from epsim.sim.clock import Process
 from epsim.sim.heat import link_load
 from epsim.sim.meeting import Meeting
-from epsim.sim.stage import CHUNKS_OF_ROOM, DEFAULT_CREDIT_BYTES, DEFAULT_WINDOW_PACKETS, Stage
+from epsim.sim.stage import CHUNKS_OF_ROOM, DEFAULT_CREDIT_BYTES, DEFAULT_WINDOW_PACKETS, Doorbell, Stage
 from epsim.trace.trace import Trace, TraceBuilder
 from topology import Policy
 
@@ -49,6 +49,7 @@ class EventOptions:
       dead_ranks: ranks that never start.
       stuck_receivers: ranks that never take what comes in.
       with_trace: keep spans.
+      with_doorbells: keep every doorbell.
     """
 
     grain: Grain = field(default_factory=Grain)
@@ -69,6 +70,7 @@ class EventOptions:
     dead_ranks: tuple[int, ...] = ()
     stuck_receivers: tuple[int, ...] = ()
     with_trace: bool = False
+    with_doorbells: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,6 +96,7 @@ class EventRun:
       memory_busy_ps: [R] int64.
       held_ps: [R] int64, how long an engine had work and no room for it.
       trace: the timeline; None when it was not asked for.
+      doorbells: each with its transfers, in order; None when they were not asked for.
     """
 
     time_ps: int
@@ -114,6 +117,7 @@ class EventRun:
     memory_busy_ps: npt.NDArray[np.int64]
     held_ps: npt.NDArray[np.int64]
     trace: Trace | None
+    doorbells: tuple[Doorbell, ...] | None
 
 
 def run_operation(
@@ -161,6 +165,8 @@ def run_operation(
         chunks_of_room=options.chunks_of_room, trace=trace, jitter=options.jitter,
         stuck_receivers=options.stuck_receivers,
     )  # fmt: skip
+    if options.with_doorbells:
+        stage.doorbells = []
     _warm(stage, pairs, work.num_aivs, cut)
     main = _Operation(stage, software, operation, work, row, cut, options)
     total = int(rows[tuple(pairs.T)].sum()) * row.wire
@@ -184,6 +190,7 @@ def run_operation(
         memory_busy_ps=np.array([card.memory_busy_ps for card in stage.cards], np.int64),
         held_ps=np.array([card.held_ps for card in stage.cards], np.int64),
         trace=None if trace is None else _trace(trace, stage, operation, options, end),
+        doorbells=None if stage.doorbells is None else tuple(stage.doorbells),
     )
 
 

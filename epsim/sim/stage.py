@@ -1,6 +1,7 @@
 """What the processes of one run share: clock, cards, flows and the trace."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,20 @@ DEFAULT_CREDIT_BYTES = 128 * 1024
 DEFAULT_WINDOW_PACKETS = 2048
 CHUNKS_OF_ROOM = 16
 """A buffer or window holds at least so many chunks: a coarse run must not wait where packets would flow."""
+
+
+class Doorbell(NamedTuple):
+    """What one doorbell gives to the engine.
+
+    Args:
+      time_ps: when.
+      jetty: name, see `card.jetty_name`.
+      transfers: (destination rank, bytes) per chunk, in the order of posting.
+    """
+
+    time_ps: int
+    jetty: str
+    transfers: tuple[tuple[int, int], ...]
 
 
 class Stage:
@@ -41,6 +56,9 @@ class Stage:
       jitter: see `upsets.Jitter`.
       stuck_receivers: ranks whose cards take nothing out of the buffers behind their ports.
       trace: where spans go; None = nowhere.
+
+    Attributes:
+      doorbells: of the run so far, in order; None (until somebody sets a list) = not kept.
     """
 
     def __init__(
@@ -99,6 +117,7 @@ class Stage:
         self.last_ring_ps = [0] * machine.num_ranks
         self.received = [0] * machine.num_ranks
         self.last_ps = [0] * machine.num_ranks
+        self.doorbells: list[Doorbell] | None = None
 
     def _make_flows(
         self, pairs: npt.NDArray[np.int64], policy: Policy, is_packets: bool
@@ -145,6 +164,9 @@ class Stage:
         self.last_ring_ps[rank] = now
         if self.first_ring_ps[rank] < 0:
             self.first_ring_ps[rank] = now
+        if self.doorbells is not None and chunks:
+            sent = tuple((chunk.flow.dst, chunk.num_bytes) for chunk in chunks)
+            self.doorbells.append(Doorbell(now, jetty.name, sent))
         self.cards[rank].ring(jetty, chunks)
 
     def track(self, rank: int, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from native.backends.protocol import BufferSpec, Capabilities, Schedule
 from native.backends.twin_session import TwinSession
@@ -19,11 +20,14 @@ class TwinBackend:
       twin: the library, of our kernels or of changed ones.
       switches: fields of RuntimeConfig to set in every launch, as barrier_in_prologue.
       machine: more parameters of the machine, as {"strategy": "inorder"}.
+      trace: file for the operations of a session, one JSON text per line, written when it closes; None = none
+        are kept.
     """
 
     twin: Twin
     switches: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, int | str] = field(default_factory=dict)
+    trace: Path | None = None
     name: str = "twin"
 
     def capabilities(self) -> Capabilities:
@@ -43,7 +47,8 @@ class TwinBackend:
     def open(self, spec: BufferSpec, schedule: Schedule) -> "TwinSession":
         """Open a buffer on a new machine."""
         params: dict[str, int | str] = {"seed": schedule.seed, "strategy": schedule.strategy or STRATEGIES[0]}
-        return TwinSession(self.twin, spec, params | dict(self.machine), self.switches)
+        params |= {"trace": int(self.trace is not None)}
+        return TwinSession(self.twin, spec, params | dict(self.machine), self.switches, self.trace)
 
     def shutdown(self) -> None:
         """Give back nothing: machines end with their sessions."""

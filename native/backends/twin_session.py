@@ -11,6 +11,7 @@ capacity, N received records, X expanded rows, C vector cores.
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,15 @@ class TwinSession:
     """One buffer between all ranks of a machine."""
 
     def __init__(
-        self, twin: Twin, spec: BufferSpec, params: Mapping[str, int | str], switches: Mapping[str, int]
+        self,
+        twin: Twin,
+        spec: BufferSpec,
+        params: Mapping[str, int | str],
+        switches: Mapping[str, int],
+        trace: Path | None = None,
     ) -> None:
         """Make the machine, its windows and its jetties."""
-        self._spec, self._switches = spec, switches
+        self._spec, self._switches, self._trace = spec, switches, trace
         self._overlaps = bool(int(params["seed"]) & 1)
         ranks = spec.num_ranks
         self._machine = TwinMachine(
@@ -164,7 +170,9 @@ class TwinSession:
         return tuple(combined)
 
     def close(self) -> None:
-        """Free the machine."""
+        """Write the trace, if one is kept, and free the machine."""
+        if self._trace is not None:
+            self._machine.trace(self._trace)
         self._machine.close()
 
     def _run(self, kept: _Kept) -> None:

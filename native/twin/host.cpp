@@ -15,8 +15,8 @@ void HostStream::step() {
     launch.num_running = launch.num_blocks;
     launch.flags = std::make_unique<CrossFlags>(launch.num_blocks);
     launch.ends.resize(launch.num_blocks);
-    machine->trace("launch", {{}, static_cast<std::int16_t>(rank), -1, PIPE_HOST, -1}, launch.args_address, 0,
-                   launch.num_blocks);
+    machine->operation_trace().add_named(machine->scheduler().num_steps(), "launch", rank, launch.kernel,
+                                         launch.args_address, 0, launch.num_blocks);
     const Knowledge before = clock.snapshot();
     for (std::uint32_t block = 0; block < launch.num_blocks; ++block) {
       machine->core(rank, static_cast<int>(block)).start(launch, launch.body, before);
@@ -59,7 +59,8 @@ void HostStream::launch_ended() {
   Knowledge done = steps.front().launch->done;
   clock.learn(done);
   clock.knowledge.visible[kScopeGm] = clock.knowledge.visible[kScopeCore] = clock.knowledge.known;
-  machine->trace("kernel_end", {{}, static_cast<std::int16_t>(rank), -1, PIPE_HOST, -1}, 0, 0, 0);
+  machine->operation_trace().add_named(machine->scheduler().num_steps(), "kernel_end", rank,
+                                       steps.front().launch->kernel, 0, 0, 0);
   steps.pop_front();
   is_running = false;
   machine->scheduler().set_enabled(actor, !steps.empty());

@@ -46,7 +46,9 @@ std::uint64_t Machine::allocate(int rank, std::uint64_t num_bytes, const std::st
     throw std::invalid_argument("an allocation needs a rank in 0.." + std::to_string(num_ranks_ - 1) +
                                 " and at least one byte");
   }
-  return space_.memory.allocate(rank, num_bytes, name, is_zeroed).base;
+  const std::uint64_t base = space_.memory.allocate(rank, num_bytes, name, is_zeroed).base;
+  trace_.add_named(scheduler_.num_steps(), "alloc", rank, name, base, num_bytes, 0);
+  return base;
 }
 
 std::optional<AllocationInfo> Machine::find(int rank, const std::string& name) const {

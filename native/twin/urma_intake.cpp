@@ -39,6 +39,9 @@ void Jetty::hear_doorbell(const Store& store) {
   read_published(plan_.info.sq_head_address, &packed_head, sizeof(packed_head), store,
                  Rule::doorbell_beyond_head);
   const std::uint32_t head = checked_head(store, static_cast<std::uint32_t>(packed_head));
+  bus_.trace("doorbell", store.site, store.address, store.num_bytes,
+             urma::put(kTraceNumber, head) |
+                 urma::put(kTraceJetty, static_cast<std::uint64_t>(plan_.jetty_idx)));
   while (cursor_ != head) {
     UrmaRequest request = parse_request(
         plan_.rules, cursor_, head, [&](std::uint32_t block) { return read_block(block, store); },
