@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from epsim.cli.routing import JsonFlag, print_json
+from epsim.cli.wholes import Whole
 
 if TYPE_CHECKING:
     from native.backends.protocol import Backend
@@ -22,8 +23,8 @@ def conform(
         ),
     ],
     profile: Annotated[Literal["quick", "full", "soak"], Parameter(help="how much is tried")] = "quick",
-    seed: Annotated[int, Parameter(help="of programs and data")] = 0,
-    schedule_seed: Annotated[int, Parameter(help="of the first schedule of each program")] = 0,
+    seed: Annotated[int, Whole, Parameter(help="of programs and data")] = 0,
+    schedule_seed: Annotated[int, Whole, Parameter(help="of the first schedule of each program")] = 0,
     strategy: Annotated[str, Parameter(help="of the schedule, with --example")] = "",
     example: Annotated[str | None, Parameter(help="run this one program, as a failure prints it")] = None,
     junit: Annotated[Path | None, Parameter(help="also write JUnit XML to this file")] = None,
