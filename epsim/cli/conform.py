@@ -9,6 +9,7 @@ from epsim.cli.routing import JsonFlag, print_json
 from epsim.cli.wholes import Whole
 
 if TYPE_CHECKING:
+    from epsim.conform.program import Program
     from native.backends.protocol import Backend
 
 
@@ -27,6 +28,10 @@ def conform(
     schedule_seed: Annotated[int, Whole, Parameter(help="of the first schedule of each program")] = 0,
     strategy: Annotated[str, Parameter(help="of the schedule, with --example")] = "",
     example: Annotated[str | None, Parameter(help="run this one program, as a failure prints it")] = None,
+    trace: Annotated[
+        Path | None,
+        Parameter(help="with --example on the twin, also write its operations: .html, or .json for Perfetto"),
+    ] = None,
     junit: Annotated[Path | None, Parameter(help="also write JUnit XML to this file")] = None,
     json: JsonFlag = False,
 ) -> int:
@@ -38,6 +43,7 @@ def conform(
 
     - `epsim conform --backend gloo`
     - `epsim conform --backend twin --profile full --junit conform.xml`
+    - `epsim conform --backend twin --schedule-seed 7 --strategy pct --example '{...}' --trace run.html`
     """
     import os
 
@@ -47,6 +53,8 @@ def conform(
 
     if junit is not None and not junit.parent.is_dir():
         raise InputError("junit", str(junit), "must be in a folder that exists")
+    if trace is not None:
+        _check_trace(trace, backend, example)
     if example is None and strategy:
         raise InputError("strategy", strategy, "goes with --example; a search tries all strategies")
     for name, value in (("seed", seed), ("schedule_seed", schedule_seed)):
@@ -55,7 +63,7 @@ def conform(
     judged = find_backend(backend, settings_from(os.environ))
     try:
         if example is not None:
-            return _rerun(judged, example, seed, schedule_seed, strategy)
+            return _rerun(judged, example, seed, schedule_seed, strategy, trace)
         return _search(judged, profile, seed, schedule_seed, junit, json)
     finally:
         judged.shutdown()
@@ -80,17 +88,59 @@ def _search(
     return int(not outcome.is_passed)
 
 
-def _rerun(backend: "Backend", example: str, seed: int, schedule_seed: int, strategy: str) -> int:
+def _check_trace(trace: Path, backend: str, example: str | None) -> None:
+    """Refuse a timeline that nobody could write."""
+    from epsim.errors import InputError
+
+    if example is None:
+        raise InputError("trace", str(trace), "goes with --example: a search makes thousands of runs")
+    if backend != "twin":
+        raise InputError("trace", str(trace), "goes with --backend twin")
+    if trace.suffix not in (".html", ".json"):
+        raise InputError("trace", str(trace), "must end in .html or .json")
+    if not trace.parent.is_dir():
+        raise InputError("trace", str(trace), "must be in a folder that exists")
+
+
+def _rerun(
+    backend: "Backend", example: str, seed: int, schedule_seed: int, strategy: str, trace: Path | None
+) -> int:
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
     from epsim.conform.program import read_program
     from epsim.conform.search import rerun
     from native.backends.protocol import Schedule, UnsupportedCellError
+    from native.backends.twin import TwinBackend
 
     program = read_program(example)
     schedule = Schedule(strategy=strategy, seed=schedule_seed)
-    try:
-        broken = rerun(backend, program, seed=seed, schedule=schedule)
-    except UnsupportedCellError as reason:
-        print(f"unsupported: {reason}")
-        return 1
-    print(f"holds: all {len(program.steps)} calls" if broken is None else f"broken: {broken}")
+    with TemporaryDirectory() as folder:
+        operations = Path(folder) / "operations"
+        if trace is not None and isinstance(backend, TwinBackend):
+            backend = replace(backend, trace=operations)
+        try:
+            broken = rerun(backend, program, seed=seed, schedule=schedule)
+        except UnsupportedCellError as reason:
+            print(f"unsupported: {reason}")
+            return 1
+        print(f"holds: all {len(program.steps)} calls" if broken is None else f"broken: {broken}")
+        if trace is not None:
+            _write_trace(trace, operations, program, is_whole=broken is None)
     return int(broken is not None)
+
+
+def _write_trace(trace: Path, operations: Path, program: "Program", *, is_whole: bool) -> None:
+    """Write the timeline of a run on the twin, and say how the order of a whole one differs."""
+    from epsim.cli.timeline import timeline
+    from epsim.conform.twinschedule import program_differences
+    from epsim.files import write_files
+    from epsim.trace.twin import read_twin_events, twin_trace
+
+    events = read_twin_events(operations)
+    if is_whole and program.multiple_reduction:
+        found = program_differences(program, events)
+        print("\n".join(found) if found else "schedule: as the event simulator's")
+    drawn = twin_trace(events, f"{len(program.steps)} calls of {program.num_ranks} ranks on the twin")
+    write_files([(trace, timeline(drawn, trace))])
+    print(f"wrote {trace}")

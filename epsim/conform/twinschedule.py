@@ -197,13 +197,13 @@ class TwinRun:
         wanted: set[tuple[int, int]] = set()
         last = -1
         for idx, event in enumerate(self.events):
-            is_inside = event.rank == rank and where[0] <= idx < where[1]
-            key = event.jetty, event.request
+            if event.rank != rank:
+                continue
+            is_inside, key = where[0] <= idx < where[1], (event.jetty, event.request)
             if event.kind == "urma_post" and is_inside:
                 wanted.add(key)
-            elif (event.kind in ("urma_done", "cqe") and event.rank == rank and key in wanted) or (
-                event.kind == "copy_out" and is_inside
-            ):
+            is_copied = event.kind == "copy_out" and is_inside
+            if is_copied or (event.kind in ("urma_done", "cqe") and key in wanted):
                 last = idx
         return last
 
