@@ -1,0 +1,61 @@
+"""`python -m tests.mutants`: judge all mutants of our kernels, print the table; `make mutants` does that."""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from native.settings import settings_from
+from tests.mutants.battery import VARIANTS, Row, judge, rows
+from tests.mutants.page import PAGE, line, page
+from tests.mutants.table import MUTANTS, find
+
+
+def main(words: Sequence[str]) -> int:
+    """Return 0 if every mutant was killed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", action="append", help="mutants whose names hold this")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
+    parser.add_argument("--judge", nargs="+", help=argparse.SUPPRESS)
+    asked = parser.parse_args(words)
+    if asked.judge:
+        return _judge(*asked.judge)
+    chosen = [m for m in MUTANTS if not asked.only or any(part in m.name for part in asked.only)]
+    if not chosen or (asked.write and asked.only):
+        parser.error("no mutant has such a name" if not chosen else "the page needs all mutants")
+    found = []
+    for row in rows(chosen, settings_from(os.environ).cache_dirs):
+        found.append(row)
+        print(f"{len(found)}/{len(chosen)} {' | '.join(line(row))}", flush=True)
+    return _told(found, asked.json, is_written=asked.write)
+
+
+def _told(found: list[Row], file: Path | None, *, is_written: bool) -> int:
+    if file:
+        file.write_text(json.dumps([dataclasses.asdict(row) for row in found], indent=1) + "\n")
+    if is_written:
+        PAGE.write_text(page(found))
+    survivors = [row.mutant.name for row in found if not row.twin.killed_by]
+    num_small = sum(row.twin.is_small for row in found)
+    num_left = sum(not row.stubs.killed_by for row in found)
+    print(f"{len(found) - len(survivors)} of {len(found)} killed; {num_small} shrunk to 2 ranks and 2 tokens "
+          f"in 10 s; {num_left} survive empty stubs")  # fmt: skip
+    for name in survivors:
+        print(f"survives: {name}", file=sys.stderr)
+    return 1 if survivors else 0
+
+
+def _judge(name: str, library: str, *checks: str) -> int:
+    """Judge one in this process, for `judge_apart`."""
+    mutant = find(name)
+    verdict = judge(mutant, Path(library), VARIANTS[mutant.variant], has_checks=bool(checks))
+    print(json.dumps(dataclasses.asdict(verdict)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""Judges mutants: each is built, and the conformance suite has to fail on it.
+
+Every mutant is judged in a process of its own: a changed kernel may never end.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from epsim.conform import Outcome, run_conformance
+from epsim.conform.evidence import PropertyBroken
+from epsim.conform.outcome import PROFILES, Profile
+from epsim.conform.program import Program, program_text, read_program
+from epsim.conform.search import rerun
+from native.backends.protocol import Schedule
+from native.backends.twin import TwinBackend
+from native.settings import JitSettings
+from native.twin import Twin, build_twin
+from tests.mutants.mutant import Mutant
+from tests.native.jitkit import ROOT, STRICT
+
+QUICK = PROFILES["quick"]
+MAX_SECS = 300
+"""A judgement that takes longer is given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How the suite runs.
+
+    Args:
+      profile: how much is tried.
+      machine: parameters of the twin.
+      switches: fields of RuntimeConfig.
+    """
+
+    profile: Profile = QUICK
+    machine: Mapping[str, int | str] = field(default_factory=dict)
+    switches: Mapping[str, int] = field(default_factory=dict)
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "": Variant(),
+    # 32 blocks are the least ring in which every program of this size fits; few calls are then a lap.
+    "short queue": Variant(
+        profile=dataclasses.replace(QUICK, max_ranks=2, max_tokens=2),
+        machine={"sq_depth": 32},
+        switches={"sq_depth": 32},
+    ),
+    # More local records than flags, and more sums than two halves of UB hold.
+    "many tokens": Variant(profile=dataclasses.replace(QUICK, max_ranks=2, max_tokens=30, max_hidden=32)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the suite said of a mutant.
+
+    Args:
+      killed_by: the property, or of a run that was stopped the rule of the twin; "" = nothing.
+      num_runs: programs times schedules up to the first failure.
+      ranks, tokens: of the program after shrinking, the tokens of all ranks together.
+      seconds: of this process, for search and shrinking.
+      shrink_secs: of it, between the first failure and the smallest.
+      rerun: the line of the suite that shows it again.
+    """
+
+    killed_by: str
+    num_runs: int
+    ranks: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    shrink_secs: float = 0.0
+    rerun: str = ""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether at most two ranks and two tokens are left, found within ten seconds."""
+        return bool(self.killed_by) and max(self.ranks, self.tokens) <= 2 and self.seconds <= 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table: a mutant, on the twin and on empty stubs."""
+
+    mutant: Mutant
+    twin: Verdict
+    stubs: Verdict
+
+
+def build(mutant: Mutant | None, cache_dirs: Sequence[Path]) -> Path:
+    """Compile the twin with a mutant, None = our kernels; return its library.
+
+    Args:
+      mutant: which.
+      cache_dirs: the first takes what is new; objects of unchanged sources come from any.
+    """
+    settings = JitSettings(cache_dirs=tuple(cache_dirs))
+    if mutant is None:
+        return build_twin(settings, flags=STRICT)
+    with tempfile.TemporaryDirectory() as folder:
+        return build_twin(settings, mutant.write(Path(folder)), flags=STRICT)
+
+
+def backend(library: Path, variant: Variant, *, has_checks: bool = True) -> TwinBackend:
+    """Return the backend of a library; without checks it is what a twin of empty stubs would be."""
+    strategy = {} if has_checks else {"strategy": "inorder"}
+    return TwinBackend(Twin(library), variant.switches, {**variant.machine, **strategy})
+
+
+def judge(mutant: Mutant | None, library: Path, variant: Variant, *, has_checks: bool) -> Verdict:
+    """Run the suite up to its first failure, and shrink it. In this process."""
+    start = time.process_time()
+    outcome = run_conformance(
+        backend(library, variant, has_checks=has_checks),
+        variant.profile,
+        only=lambda cell: mutant is None or mutant.concerns(cell.scenario),
+        stop_at_failure=True,
+    )
+    return _verdict(outcome, time.process_time() - start)
+
+
+def _verdict(outcome: Outcome, seconds: float) -> Verdict:
+    num_runs = sum(row.num_runs for row in outcome.cells)
+    if not outcome.failures:
+        return Verdict(killed_by="", num_runs=num_runs, seconds=seconds)
+    (failure,) = outcome.failures
+    rule = failure.text.partition(":")[0]
+    return Verdict(
+        killed_by=rule if failure.property == "runs" else failure.property,
+        num_runs=num_runs,
+        ranks=failure.program.num_ranks,
+        tokens=failure.program.most_tokens,
+        seconds=seconds,
+        shrink_secs=failure.seconds,
+        rerun=failure.rerun,
+    )
+
+
+def judge_apart(name: str, library: Path, *, has_checks: bool) -> Verdict:
+    """The same in a process of its own; one that crashes or never ends counts as killed by that."""
+    command = [sys.executable, "-m", "tests.mutants", "--judge", name, str(library), *(["checks"] * has_checks)]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=MAX_SECS, check=True
+        )
+    except subprocess.TimeoutExpired:
+        return Verdict(killed_by="no end", num_runs=0, seconds=MAX_SECS)
+    except subprocess.CalledProcessError as error:
+        return Verdict(killed_by=f"crash {error.returncode}", num_runs=0)
+    return Verdict(**json.loads(done.stdout))
+
+
+def rows(mutants: Sequence[Mutant], cache_dirs: Sequence[Path]) -> Iterator[Row]:
+    """Judge mutants in turn; the next one compiles meanwhile."""
+    build(None, cache_dirs)
+    with tempfile.TemporaryDirectory() as fresh, ThreadPoolExecutor(1) as compiler:
+        built = [compiler.submit(build, mutant, [Path(fresh), *cache_dirs]) for mutant in mutants]
+        for mutant, library in zip(mutants, built, strict=True):
+            twin, stubs = (judge_apart(mutant.name, library.result(), has_checks=c) for c in (True, False))
+            yield Row(mutant=mutant, twin=twin, stubs=stubs)
+
+
+def broken_by(library: Path, example: str, schedule: Schedule, seed: int = 0) -> PropertyBroken | None:
+    """Run one program again."""
+    return rerun(backend(library, VARIANTS[""]), read_program(example), seed=seed, schedule=schedule)
+
+
+__all__ = ["VARIANTS", "Program", "Row", "Verdict", "broken_by", "build", "judge", "program_text", "rows"]
