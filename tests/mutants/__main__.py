@@ -1,3 +1,4 @@
+# ruff: noqa: T201 (a program)
 """`python -m tests.mutants`: judge all mutants of our kernels, print the table; `make mutants` does that."""
 
 import argparse
@@ -20,15 +21,16 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--only", metavar="NAME", action="append", help="mutants whose names hold this")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
     parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
+    parser.add_argument("--no-stubs", action="store_true", help="leave out the column about empty stubs")
     parser.add_argument("--judge", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args(words)
     if asked.judge:
         return _judge(*asked.judge)
     chosen = [m for m in MUTANTS if not asked.only or any(part in m.name for part in asked.only)]
-    if not chosen or (asked.write and asked.only):
-        parser.error("no mutant has such a name" if not chosen else "the page needs all mutants")
+    if not chosen or (asked.write and (asked.only or asked.no_stubs)):
+        parser.error("no mutant has such a name" if not chosen else "the page needs all mutants and columns")
     found = []
-    for row in rows(chosen, settings_from(os.environ).cache_dirs):
+    for row in rows(chosen, settings_from(os.environ).cache_dirs, has_stubs=not asked.no_stubs):
         found.append(row)
         print(f"{len(found)}/{len(chosen)} {' | '.join(line(row))}", flush=True)
     return _told(found, asked.json, is_written=asked.write)
@@ -41,7 +43,7 @@ def _told(found: list[Row], file: Path | None, *, is_written: bool) -> int:
         PAGE.write_text(page(found))
     survivors = [row.mutant.name for row in found if not row.twin.killed_by]
     num_small = sum(row.twin.is_small for row in found)
-    num_left = sum(not row.stubs.killed_by for row in found)
+    num_left = sum(row.stubs is not None and not row.stubs.killed_by for row in found)
     print(f"{len(found) - len(survivors)} of {len(found)} killed; {num_small} shrunk to 2 ranks and 2 tokens "
           f"in 10 s; {num_left} survive empty stubs")  # fmt: skip
     for name in survivors:

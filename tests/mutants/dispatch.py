@@ -12,7 +12,7 @@ ROUTING = (
         name="route: dedup lost",
         file=ROUTE,
         old="is_master = is_master && !(has_other && other == rank);",
-        new="is_master = is_master && !(has_other && other == rank + 1 + static_cast<int32_t>(cfg.num_ranks));",
+        new="is_master = is_master && !(has_other && other == rank && rank < 0);",
         bug="a token goes twice to a rank that has two of its experts",
     ),
     Mutant(

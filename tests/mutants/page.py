@@ -22,16 +22,16 @@ quick) runs on the twin with the changed kernel, stops at the first failure and 
   nothing is checked, which is what a twin of empty stubs shows. "survives" = all its results were right.
 
 A mutant of combine runs the scenarios that have a combine; the other kernels are unchanged there. Some
-mistakes need more than the quick profile reaches, as its queues never come round; behind their names is the
-variant that reaches them (`tests/mutants/battery.py`). Our own kernels pass all variants.
+mistakes need more than the quick profile reaches, as its queues never come round; behind their names is
+the variant that reaches them (`tests/mutants/battery.py`). Our own kernels pass all variants.
 
-Written by `python -m tests.mutants --write` (`make mutants` prints it); `tests/native/test_mutants.py` checks
-that every patch still applies, and that this page names every mutant.
+Written by `python -m tests.mutants --write` (`make mutants` prints it); `tests/native/test_mutants.py`
+checks that every patch still applies, and that this page names every mutant.
 """
 
 
-def _words(verdict: Verdict) -> str:
-    return verdict.killed_by.replace("_", " ") or "survives"
+def _words(verdict: Verdict | None) -> str:
+    return (verdict.killed_by.replace("_", " ") or "survives") if verdict else ""
 
 
 def line(row: Row) -> list[str]:
@@ -48,13 +48,14 @@ def page(found: Sequence[Row]) -> str:
     lines = [HEAD, ["---"] * len(HEAD), *map(line, found)]
     table = [f"| {' | '.join(cells)} |" for cells in lines]
     killed = [row for row in found if row.twin.killed_by]
-    left = sum(not row.stubs.killed_by for row in found)
+    left = sum(_words(row.stubs) == "survives" for row in found)
     small = sum(row.twin.is_small for row in killed)
-    by = ", ".join(f"{name} {count}" for name, count in Counter(_words(r.twin) for r in killed).most_common())
+    rules = Counter(_words(row.twin) for row in killed).most_common()
+    by = ", ".join(f"{name} {count}" for name, count in rules)
     summary = [
         "## Result\n",
-        f"{len(killed)} of {len(found)} mutants are killed. Of these, {small} shrink to at most two ranks and two",
-        f"tokens within ten seconds. Under empty stubs {left} survive.\n",
+        f"{len(killed)} of {len(found)} mutants are killed. Of these, {small} shrink to at most two ranks and",
+        f"two tokens, found within ten seconds. Under empty stubs {left} survive.\n",
         f"Killed by: {by}.\n",
     ]
     return "\n".join([TEXT, *summary, *table]) + "\n"
