@@ -3,18 +3,25 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: predict test lint bench clean
+.PHONY: predict test lint conform mutants bench clean
 
 predict: $(VENV)/.installed
 	$(BIN)/epsim predict --system ubl128 --model benchmark --ep 8,16,32,64,128 --stepped --draws auto --compare
 
+# Files of tests go to as many processes as there are cores; `python -m pytest` alone does the same in one.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+conform: $(VENV)/.installed-test
+	$(BIN)/epsim conform --backend twin --profile full
+
+mutants: $(VENV)/.installed-test
+	$(BIN)/python -m tests.mutants
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks

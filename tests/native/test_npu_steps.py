@@ -33,7 +33,8 @@ def test_missing_is_told_with_its_exit_code(steps, capsys, monkeypatch):
     assert capsys.readouterr().out == "torch_npu finds no NPU\n"
 
 
-def test_runtime_is_compiled_and_asks_the_device(steps, capsys):
+def test_runtime_is_compiled_and_asks_the_device(steps, capsys, tmp_path):
+    kit.Bench(tmp_path)  # forgets what other tests told the device
     assert steps.main(["runtime"]) == 0
     assert "vector cores, bytes of unified buffer: 64 253952" in capsys.readouterr().out
 
