@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from native.cache import Cache, entry_name
 from native.elf import kernel_name
@@ -73,18 +74,28 @@ class Jit:
 
         return self._cache.find_or_build(entry_name(tag, digest), build) / f"kernel{binary_suffix}"
 
-    def library(self, sources: Sequence[str], *, tag: str, signature: str = "") -> Path:
+    def library(
+        self,
+        sources: Sequence[str],
+        *,
+        tag: str,
+        signature: str = "",
+        generated: Mapping[str, str] = MappingProxyType({}),
+    ) -> Path:
         """Compile sources to one shared object; each has an entry of its own, so a changed one goes alone.
 
         Args:
           sources: names, as "twin/capi.cpp"; linked in this order.
           tag: first part of the entries' names.
           signature: whatever else the binary depends on.
+          generated: texts of the sources that are no files, by name.
 
         Raises:
           As `kernel`.
         """
         tools, snapshot = self.toolchain, Snapshot(self.folders)
+        for name, text in generated.items():
+            snapshot.add(name, text)
         keys = [self._object_key(snapshot, name, signature) for name in sources]
         digest = digest_of(self._head("library", signature), _encoded(tools.link_flags), _encoded(keys))
 

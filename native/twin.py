@@ -3,7 +3,7 @@
 import ctypes
 import json
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,6 +36,8 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "kernels": (_TEXT, ()),
     "last_error": (_TEXT, ()),
 }
+NUM_BUNDLES = 4
+"""Sources that the machine is compiled as: one by one, headers would cost more than all the rest."""
 _RANGES = {_INT: (-(2**31), 2**31), _UINT: (0, 2**32), _WORD: (0, 2**64)}
 
 
@@ -46,6 +48,14 @@ def twin_sources(folders: Mapping[str, Path] = FOLDERS) -> list[str]:
         for prefix in ("kernels", "twin")
         for path in sorted(folders[prefix].rglob("*.cpp"))
     ]
+
+
+def _bundles(names: Sequence[str]) -> dict[str, str]:
+    """Return generated sources that include those of the twin, a quarter each."""
+    return {
+        f"twin_{first}.cpp": "".join(f"#include <{name}>\n" for name in names[first::NUM_BUNDLES])
+        for first in range(NUM_BUNDLES)
+    }
 
 
 def build_twin(
@@ -62,7 +72,10 @@ def build_twin(
       NativeEnvironmentError, CompileError, NativeInputError: as `Jit.library`.
     """
     tools = host_toolchain(settings).with_flags("-DEPSIM_TWIN", *flags)
-    return Jit(settings, tools, folders).library(twin_sources(folders), tag="twin")
+    names = twin_sources(folders)
+    kernels = [name for name in names if name.startswith("kernels/")]
+    machine = _bundles([name for name in names if name.startswith("twin/")])
+    return Jit(settings, tools, folders).library([*kernels, *machine], tag="twin", generated=machine)
 
 
 class Twin:

@@ -59,18 +59,16 @@ T atomic_on(ub<T> p, Atomic operation, T value, T compare, Where where) {
       rt::ub_atomic(p.address(), {operation, number_of<T>(), to_bits(value), to_bits(compare)}, where));
 }
 
-using Here = std::source_location;
-
 }  // namespace epsim::twin
 
 template <class T>
-std::remove_const_t<T> asc_load_dev(gm<T> p, epsim::twin::Here here = epsim::twin::Here::current()) {
+std::remove_const_t<T> asc_load_dev(gm<T> p, epsim::twin::Where here = epsim::twin::Where::current()) {
   static_assert(sizeof(T) <= 8);
   return epsim::twin::load_value<epsim::twin::GmSpace, T>(p.address(), epsim::twin::Via::bypass, here);
 }
 template <class T>
 void asc_store_dev(gm<T> p, std::type_identity_t<T> value,
-                   epsim::twin::Here here = epsim::twin::Here::current()) {
+                   epsim::twin::Where here = epsim::twin::Where::current()) {
   static_assert(sizeof(T) <= 8 && !std::is_const_v<T>);
   epsim::twin::store_value<epsim::twin::GmSpace, T>(p.address(), value, epsim::twin::Via::bypass, here);
 }
@@ -78,56 +76,57 @@ void asc_store_dev(gm<T> p, std::type_identity_t<T> value,
 // Atomics on gm (bypass) and, inside a VF, on ub; each returns the old value.
 template <class Space, class T>
 auto asc_atomic_add(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> value,
-                    epsim::twin::Here here = epsim::twin::Here::current()) {
+                    epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::atomic_on(p, epsim::twin::Atomic::add, value, T{}, here);
 }
 template <class Space, class T>
 auto asc_atomic_exch(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> value,
-                     epsim::twin::Here here = epsim::twin::Here::current()) {
+                     epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::atomic_on(p, epsim::twin::Atomic::exch, value, T{}, here);
 }
 template <class Space, class T>
 auto asc_atomic_or(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> value,
-                   epsim::twin::Here here = epsim::twin::Here::current()) {
+                   epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::atomic_on(p, epsim::twin::Atomic::bit_or, value, T{}, here);
 }
 template <class Space, class T>
 auto asc_atomic_max(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> value,
-                    epsim::twin::Here here = epsim::twin::Here::current()) {
+                    epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::atomic_on(p, epsim::twin::Atomic::max, value, T{}, here);
 }
 template <class Space, class T>
 auto asc_atomic_cas(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> compare,
-                    std::type_identity_t<T> value, epsim::twin::Here here = epsim::twin::Here::current()) {
+                    std::type_identity_t<T> value, epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::atomic_on(p, epsim::twin::Atomic::cas, value, compare, here);
 }
 
 // Write the 64 B line of p back and drop it from this core's scalar DCache.
 template <class T>
-void asc_dcci(gm<T> p, epsim::twin::Here here = epsim::twin::Here::current()) {
+void asc_dcci(gm<T> p, epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::dcci(p.address(), here);
 }
-inline void asc_dcci_all(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_dcci_all(epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::dcci_all(here);
 }
-inline void asc_sync_data_barrier(dsb_t scope, epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_sync_data_barrier(dsb_t scope, epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::data_barrier(scope, here);
 }
 
-inline std::uint32_t asc_get_block_idx(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline std::uint32_t asc_get_block_idx(epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::rt::block_idx(here);
 }
-inline std::uint32_t asc_get_block_num(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline std::uint32_t asc_get_block_num(epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::rt::block_num(here);
 }
 inline std::uint32_t asc_get_ub_bytes() { return epsim::twin::rt::ub_bytes(); }
 inline std::int64_t asc_get_system_cycle() { return epsim::twin::rt::system_cycle(); }
-inline void asc_nop(std::int64_t num_cycles, epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_nop(std::int64_t num_cycles, epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::nop(num_cycles, here);
 }
-[[noreturn]] inline void asc_trap(std::int64_t code, epsim::twin::Here here = epsim::twin::Here::current()) {
+[[noreturn]] inline void asc_trap(std::int64_t code,
+                                  epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::trap(code, here);
 }
-inline void asc_init_soc_state(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_init_soc_state(epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::init_soc_state(here);
 }

@@ -21,35 +21,35 @@ void asc_vf_call(epsim::twin::Idx num_threads, Args... args) {
       num_threads.where);
 }
 
-inline void asc_syncthreads(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_syncthreads(epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::syncthreads(here);
 }
-inline void asc_threadfence(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_threadfence(epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::threadfence(false, here);
 }
-inline void asc_threadfence_block(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_threadfence_block(epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::threadfence(true, here);
 }
-inline void asc_syncwarp(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_syncwarp(epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::syncwarp(here);
 }
-inline std::uint32_t asc_ballot(bool predicate, epsim::twin::Here here = epsim::twin::Here::current()) {
+inline std::uint32_t asc_ballot(bool predicate, epsim::twin::Where here = epsim::twin::Where::current()) {
   return epsim::twin::rt::ballot(predicate, here);
 }
 template <class T>
-T asc_shfl(T value, std::uint32_t lane, epsim::twin::Here here = epsim::twin::Here::current()) {
+T asc_shfl(T value, std::uint32_t lane, epsim::twin::Where here = epsim::twin::Where::current()) {
   using epsim::twin::rt::Shuffle;
   return epsim::twin::from_bits<T>(
       epsim::twin::rt::shuffle(epsim::twin::to_bits(value), Shuffle::index, lane, here));
 }
 template <class T>
-T asc_shfl_up(T value, std::uint32_t delta, epsim::twin::Here here = epsim::twin::Here::current()) {
+T asc_shfl_up(T value, std::uint32_t delta, epsim::twin::Where here = epsim::twin::Where::current()) {
   using epsim::twin::rt::Shuffle;
   return epsim::twin::from_bits<T>(
       epsim::twin::rt::shuffle(epsim::twin::to_bits(value), Shuffle::up, delta, here));
 }
 template <class T>
-T asc_shfl_xor(T value, std::uint32_t mask, epsim::twin::Here here = epsim::twin::Here::current()) {
+T asc_shfl_xor(T value, std::uint32_t mask, epsim::twin::Where here = epsim::twin::Where::current()) {
   using epsim::twin::rt::Shuffle;
   return epsim::twin::from_bits<T>(
       epsim::twin::rt::shuffle(epsim::twin::to_bits(value), Shuffle::bit_xor, mask, here));
@@ -58,16 +58,16 @@ T asc_shfl_xor(T value, std::uint32_t mask, epsim::twin::Here here = epsim::twin
 // Past the SIMT DCache on gm; volatile on ub.
 template <class Space, class T>
 std::remove_const_t<T> asc_ldcg(epsim::twin::Pointer<Space, T> p,
-                                epsim::twin::Here here = epsim::twin::Here::current()) {
+                                epsim::twin::Where here = epsim::twin::Where::current()) {
   static_assert(sizeof(T) <= 8);
   return epsim::twin::load_value<Space, T>(p.address(), epsim::twin::Via::bypass, here);
 }
 template <class Space, class T>
 void asc_stcg(epsim::twin::Pointer<Space, T> p, std::type_identity_t<T> value,
-              epsim::twin::Here here = epsim::twin::Here::current()) {
+              epsim::twin::Where here = epsim::twin::Where::current()) {
   static_assert(sizeof(T) <= 8);
   epsim::twin::store_value<Space, T>(p.address(), value, epsim::twin::Via::bypass, here);
 }
-inline void asc_dcci_simt_all(epsim::twin::Here here = epsim::twin::Here::current()) {
+inline void asc_dcci_simt_all(epsim::twin::Where here = epsim::twin::Where::current()) {
   epsim::twin::rt::dcci_simt_all(here);
 }

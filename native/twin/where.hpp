@@ -4,19 +4,20 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <source_location>
 #include <type_traits>
 #include <utility>
 
 namespace epsim::twin {
 
+// Not std::source_location, which the library of clang 14 lacks. As the default of an argument, `current` is
+// the line of the call, also where that call is itself the default of an argument.
 struct Where {
   const char* file = "";
   std::uint32_t line = 0;
 
-  constexpr Where() = default;
-  constexpr Where(std::source_location location)  // NOLINT: implicit, so that a defaulted argument converts
-      : file(location.file_name()), line(location.line()) {}
+  static constexpr Where current(const char* file = __builtin_FILE(), std::uint32_t line = __builtin_LINE()) {
+    return {file, line};
+  }
 };
 
 // What p[i] yields: converts to its value once, and never lives in a variable (`auto x = p[i]` is of no use).
@@ -30,14 +31,14 @@ struct Idx {
 
   template <class I>
     requires(std::integral<I> || std::is_enum_v<I>)
-  constexpr Idx(I index, std::source_location location = std::source_location::current())
-      : value(static_cast<std::ptrdiff_t>(index)), where(location) {}
+  constexpr Idx(I index, Where here = Where::current())
+      : value(static_cast<std::ptrdiff_t>(index)), where(here) {}
 
   template <Reference R>
-  Idx(R&& index, std::source_location location = std::source_location::current())
+  Idx(R&& index, Where here = Where::current())
       : value(static_cast<std::ptrdiff_t>(
             static_cast<typename std::remove_cvref_t<R>::referenced_type>(std::forward<R>(index)))),
-        where(location) {}
+        where(here) {}
 };
 
 }  // namespace epsim::twin

@@ -14,13 +14,14 @@ from reference.topk import TopK
 from tests.native import epchecks as checks
 from tests.native.epcases import Sequence, draw_case
 from tests.native.epkit import Case, start_barrier
+from tests.native.jitkit import STRICT
 
 STRATEGIES = ("random", "pct", "delay_pipe", "late", "inorder")
 
 
 @pytest.fixture(scope="module")
 def twin(jit_cache):
-    return Twin(build_twin(JitSettings(cache_dirs=(jit_cache,))))
+    return Twin(build_twin(JitSettings(cache_dirs=(jit_cache,)), flags=STRICT))
 
 
 def routing(num_experts: int, *ranks: list[list[int]]) -> TopK:

@@ -11,8 +11,8 @@ from native.arguments import KERNELS, RuntimeConfig
 from native.backends import torch_npu
 from native.backends.npu import npu_backend
 from native.backends.npu_kernels import device_source
-from native.buffers import HOST_COUNTS, combine_record_bytes, image_bytes, window_bytes
 from native.backends.protocol import BufferSpec
+from native.buffers import HOST_COUNTS, combine_record_bytes, image_bytes, window_bytes
 from native.errors import NativeEnvironmentError
 
 NATIVE = kit.ROOT / "native"

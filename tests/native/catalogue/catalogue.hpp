@@ -59,6 +59,6 @@ inline void receive(ub<int32_t> p, gm<int32_t> source) {
   wait_for(PIPE_MTE2, PIPE_S);
 }
 // The comparison with the expected value, inside a kernel.
-inline void require(bool is_right, std::source_location here = std::source_location::current()) {
+inline void require(bool is_right, epsim::twin::Where here = epsim::twin::Where::current()) {
   if (!is_right) asc_trap(1, here);
 }
