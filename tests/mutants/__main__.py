@@ -22,6 +22,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
     parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
     parser.add_argument("--no-stubs", action="store_true", help="leave out the column about empty stubs")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at once (default %(default)s)")
     parser.add_argument("--judge", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args(words)
     if asked.judge:
@@ -30,7 +31,8 @@ def main(words: Sequence[str]) -> int:
     if not chosen or (asked.write and (asked.only or asked.no_stubs)):
         parser.error("no mutant has such a name" if not chosen else "the page needs all mutants and columns")
     found = []
-    for row in rows(chosen, settings_from(os.environ).cache_dirs, has_stubs=not asked.no_stubs):
+    cache_dirs = settings_from(os.environ).cache_dirs
+    for row in rows(chosen, cache_dirs, has_stubs=not asked.no_stubs, num_jobs=asked.jobs):
         found.append(row)
         print(f"{len(found)}/{len(chosen)} {' | '.join(line(row))}", flush=True)
     return _told(found, asked.json, is_written=asked.write)

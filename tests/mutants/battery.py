@@ -13,9 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
+
+import msgspec
+from hypothesis.strategies import SearchStrategy
 
 from epsim.conform import Outcome, run_conformance
+from epsim.conform.generate import Cell, Sizes, programs
 from epsim.conform.outcome import PROFILES, Profile
+from epsim.conform.program import Program
+from native.backends.protocol import Capabilities
 from native.backends.twin import TwinBackend
 from native.settings import JitSettings
 from native.twin import Twin, build_twin
@@ -33,21 +40,32 @@ class Variant:
 
     Args:
       profile: how much is tried.
+      repeats: how often each program does its steps.
       machine: parameters of the twin.
       switches: fields of RuntimeConfig.
     """
 
     profile: Profile = QUICK
+    repeats: int = 1
     machine: Mapping[str, int | str] = field(default_factory=dict)
     switches: Mapping[str, int] = field(default_factory=dict)
+
+    def programs(self, cell: Cell, can: Capabilities, sizes: Sizes) -> SearchStrategy[Program]:
+        """Return the strategy of a cell's programs."""
+
+        def repeated(program: Program) -> Program:
+            return msgspec.structs.replace(program, steps=program.steps * self.repeats)
+
+        return programs(cell, can, sizes).map(repeated)
 
 
 VARIANTS: Mapping[str, Variant] = {
     "": Variant(),
-    # 32 blocks are the least ring in which every program of this size fits; few calls are then a lap.
+    # 32 blocks are the least ring in which every call of this size fits; ten calls are more than a lap.
     "short queue": Variant(
         profile=dataclasses.replace(QUICK, max_ranks=2, max_tokens=2),
-        machine={"sq_depth": 32},
+        repeats=10,
+        machine={"sq_depth": 32, "cq_depth": 4},
         switches={"sq_depth": 32},
     ),
     # More local records than flags, and more sums than two halves of UB hold.
@@ -121,6 +139,7 @@ def judge(mutant: Mutant | None, library: Path, variant: Variant, *, has_checks:
         backend(library, variant, has_checks=has_checks),
         variant.profile if has_checks else dataclasses.replace(variant.profile, schedules=1),
         schedule_seed=0 if has_checks else 1,
+        make_programs=variant.programs,
         only=lambda cell: mutant is None or mutant.concerns(cell.scenario),
         stop_at_failure=True,
     )
@@ -161,12 +180,26 @@ def judge_apart(name: str, library: Path, *, has_checks: bool) -> Verdict:
     return Verdict(**json.loads(done.stdout))
 
 
-def rows(mutants: Sequence[Mutant], cache_dirs: Sequence[Path], *, has_stubs: bool) -> Iterator[Row]:
-    """Judge mutants in turn, on empty stubs too if asked for; the next one compiles meanwhile."""
+def rows(
+    mutants: Sequence[Mutant], cache_dirs: Sequence[Path], *, has_stubs: bool, num_jobs: int
+) -> Iterator[Row]:
+    """Judge mutants, on empty stubs too if asked for; yield them in order.
+
+    Args:
+      mutants: which.
+      cache_dirs: of compilation.
+      has_stubs: also judge on empty stubs.
+      num_jobs: mutants at once; one compiles at a time.
+    """
     build(None, cache_dirs)
-    with tempfile.TemporaryDirectory() as fresh, ThreadPoolExecutor(1) as compiler:
-        built = [compiler.submit(build, mutant, [Path(fresh), *cache_dirs]) for mutant in mutants]
-        for mutant, library in zip(mutants, built, strict=True):
-            twin = judge_apart(mutant.name, library.result(), has_checks=True)
-            stubs = judge_apart(mutant.name, library.result(), has_checks=False) if has_stubs else None
-            yield Row(mutant=mutant, twin=twin, stubs=stubs)
+    compiling = Lock()
+    with tempfile.TemporaryDirectory() as fresh, ThreadPoolExecutor(num_jobs) as jobs:
+
+        def row(mutant: Mutant) -> Row:
+            with compiling:
+                library = build(mutant, [Path(fresh), *cache_dirs])
+            twin = judge_apart(mutant.name, library, has_checks=True)
+            stubs = judge_apart(mutant.name, library, has_checks=False) if has_stubs else None
+            return Row(mutant=mutant, twin=twin, stubs=stubs)
+
+        yield from jobs.map(row, mutants)

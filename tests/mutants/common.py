@@ -46,13 +46,6 @@ BARRIERS = (
         bug="AIV 0 speaks for AIVs that still drain",
     ),
     Mutant(
-        name="barrier: no sync in front",
-        file=BARRIER,
-        old="if (options.sync_start)",
-        new="if (options.sync_start && cfg.num_ranks == 0)",
-        bug="AIV 0 speaks for AIVs that have not come",
-    ),
-    Mutant(
         name="barrier: no sync at the end",
         file=BARRIER,
         old="if (options.sync_end)",
@@ -119,6 +112,7 @@ JETTIES = (
         old="  asc_store_dev(gm<uint32_t>(jetty.cq_tail_address), tail);\n",
         new="",
         bug="the next drain counts from an old tail",
+        variant="short queue",
     ),
     Mutant(
         name="drain: first entry taken unread",
@@ -126,6 +120,7 @@ JETTIES = (
         old="while (!urma::is_new_cqe(word, tail, jetty.cq_depth))",
         new="while (word == 0 && !urma::is_new_cqe(word, tail, jetty.cq_depth))",
         bug="an entry counts as new because it is not zero",
+        variant="short queue",
     ),
     Mutant(
         name="peer: entry of the next rank",

@@ -54,8 +54,8 @@ def page(found: Sequence[Row]) -> str:
     by = ", ".join(f"{name} {count}" for name, count in rules)
     summary = [
         "## Result\n",
-        f"{len(killed)} of {len(found)} mutants are killed. Of these, {small} shrink to at most two ranks and",
-        f"two tokens, found within ten seconds. Under empty stubs {left} survive.\n",
+        f"{len(killed)} of {len(found)} mutants are killed. Of these, {small} shrink to at most two ranks",
+        f"and two tokens, found within ten seconds. Under empty stubs {left} survive.\n",
         f"Killed by: {by}.\n",
     ]
     return "\n".join([TEXT, *summary, *table]) + "\n"
