@@ -186,7 +186,7 @@ class _Writer:
         if self.cell.scenario == "wide":
             return WIDE_HIDDEN
         step, most = self.can.hidden, min(self.sizes.max_hidden, self.can.max_hidden)
-        sizes = [step * n for n in (1, 2, 3, 5) if step * n <= most]
+        sizes = [step * n for n in (1, 2, 3, 5, 16) if step * n <= most]
         return int(draw(self.st.sampled_from(sizes or [step])))
 
     def _packs(self, draw: "DrawFn", payload: PayloadType, hidden: int) -> int:

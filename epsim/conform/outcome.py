@@ -1,5 +1,6 @@
 """What a conformance run found: rows per property and per cell, a failure of each cell, the verdict."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ PROFILES = {
         ),
         Profile(
             name="soak",
-            examples_per_cell=500,
+            examples_per_cell=1000,
             schedules=5,
             max_ranks=16,
             max_tokens=8,
@@ -178,6 +179,7 @@ class Outcome:
       schedule_seed: first of the schedules' seeds.
       properties: in the order of the data flow; those that do not apply to the backend are left out.
       cells: in order.
+      traits: how many programs that hold had what `coverage.traits` names.
       seconds: all of it.
     """
 
@@ -187,6 +189,7 @@ class Outcome:
     schedule_seed: int
     properties: tuple[PropertyRow, ...]
     cells: tuple[CellRow, ...]
+    traits: Mapping[str, int]
     seconds: float
 
     @property
@@ -213,6 +216,7 @@ class Outcome:
             "schedule_seed": self.schedule_seed,
             "is_passed": self.is_passed,
             "seconds": self.seconds,
+            "traits": dict(sorted(self.traits.items())),
             "properties": [
                 {
                     "name": row.name,

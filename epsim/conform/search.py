@@ -2,10 +2,12 @@
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from epsim.conform.coverage import traits
 from epsim.conform.evidence import PROPERTIES, Evidence, Ledger, PropertyBroken, PropertyName
 from epsim.conform.generate import Cell, Sizes, cells, programs
 from epsim.conform.outcome import PROFILES, CellRow, Failure, Outcome, Profile, PropertyRow
@@ -79,6 +81,7 @@ def run_conformance(
         schedule_seed=schedule_seed,
         properties=tuple(_property_rows(search.ledger, rows, chosen, backend.capabilities())),
         cells=tuple(rows),
+        traits=search.traits,
         seconds=time.perf_counter() - start,
     )
 
@@ -128,6 +131,7 @@ class _Search:
     schedule_seed: int
     make: Programs
     ledger: Ledger = field(default_factory=Ledger)
+    traits: Counter[str] = field(default_factory=Counter)
 
     def run_cell(self, cell: Cell) -> CellRow:
         """Draw programs of a cell until one breaks or there are enough."""
@@ -232,7 +236,9 @@ class _Trial:
                 if not is_shrinking:
                     self.num_runs += 1
                     self.search.ledger.add(run.seen, first=number == 0)
-        self.num_examples += not is_shrinking
+        if not is_shrinking:
+            self.num_examples += 1
+            self.search.traits.update(traits(program))
 
     def _found(self, program: Program, schedule: Schedule, broken: PropertyBroken) -> None:
         now = time.perf_counter()
