@@ -4,6 +4,7 @@ import ctypes
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -71,7 +72,8 @@ def build_twin(
     Raises:
       NativeEnvironmentError, CompileError, NativeInputError: as `Jit.library`.
     """
-    tools = host_toolchain(settings).with_flags("-DEPSIM_TWIN", *flags)
+    chosen = replace(settings, cxx_flags=(*settings.cxx_flags, *flags))
+    tools = host_toolchain(chosen).with_flags("-DEPSIM_TWIN")
     names = twin_sources(folders)
     kernels = [name for name in names if name.startswith("kernels/")]
     machine = _bundles([name for name in names if name.startswith("twin/")])

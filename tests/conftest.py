@@ -6,6 +6,7 @@ exactly. A failure found at night prints a `@reproduce_failure` line that fails 
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,3 +37,13 @@ def pytest_report_header() -> str:
     """Name what decides which tests ran: profile, numpy, optional packages."""
     extras = ", ".join(f"{name} {'yes' if find_spec(name) else 'no'}" for name in OPTIONAL)
     return f"epsim: hypothesis profile {PROFILE}; numpy {np.__version__}; optional: {extras}"
+
+
+@pytest.fixture(scope="session")
+def jit_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the one cache of native code, kept between runs: its keys make an old entry harmless.
+
+    Sources of the twin compile once for all tests that build it with equal flags, in any process of xdist.
+    """
+    base = tmp_path_factory.getbasetemp()
+    return base.parents[base.name.startswith("popen-")] / "epsim-jit"

@@ -46,6 +46,8 @@ def conform(
     - `epsim conform --backend twin --schedule-seed 7 --strategy pct --example '{...}' --trace run.html`
     """
     import os
+    from contextlib import nullcontext, redirect_stdout
+    from io import StringIO
 
     from epsim.conform.backends.registry import find_backend
     from epsim.errors import InputError
@@ -61,10 +63,13 @@ def conform(
         if value < 0:
             raise InputError(name, value, "must not be negative")
     judged = find_backend(backend, settings_from(os.environ))
+    # Under torchrun all processes make the same calls and know the same results: the first one tells them.
+    is_first = backend != "npu" or os.environ.get("RANK", "0") == "0"
     try:
-        if example is not None:
-            return _rerun(judged, example, seed, schedule_seed, strategy, trace)
-        return _search(judged, profile, seed, schedule_seed, junit, json)
+        with nullcontext() if is_first else redirect_stdout(StringIO()):
+            if example is not None:
+                return _rerun(judged, example, seed, schedule_seed, strategy, trace)
+            return _search(judged, profile, seed, schedule_seed, junit if is_first else None, json)
     finally:
         judged.shutdown()
 

@@ -8,6 +8,7 @@ import pytest
 
 from epsim.cli import run
 from epsim.trace.twin import read_twin_events, twin_trace
+from tests.native.jitkit import STRICT
 from tests.test_docs import matches
 
 PAGE = (Path(__file__).parents[2] / "docs" / "native.md").read_text()
@@ -30,6 +31,7 @@ def folder(tmp_path, monkeypatch, jit_cache):
     """Stand in an empty folder, with the compile cache of the other tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EPSIM_JIT_CACHE_DIR", str(jit_cache))
+    monkeypatch.setenv("EPSIM_JIT_CXXFLAGS", " ".join(STRICT))
     return tmp_path
 
 

@@ -18,13 +18,14 @@ from epsim.trace.twin import STEP_PS, TwinEvent, read_twin_events, twin_trace
 from native.backends.protocol import Schedule
 from native.backends.twin import TwinBackend, twin_backend
 from native.settings import JitSettings
+from tests.native.jitkit import STRICT
 
 Events = list[TwinEvent]
 
 
 @pytest.fixture(scope="module")
 def backend(jit_cache: Path) -> TwinBackend:
-    return twin_backend(JitSettings(cache_dirs=(jit_cache,)))
+    return twin_backend(JitSettings(cache_dirs=(jit_cache,), cxx_flags=STRICT))
 
 
 def program_of(seed: int, *, ranks: int, aivs: int, tokens: int, local: int = 2) -> Program:
@@ -212,6 +213,7 @@ def test_the_timeline_holds_the_run(backend, tmp_path):
 @pytest.mark.parametrize("name", ["run.json", "run.html"])
 def test_conform_writes_the_timeline_of_an_example(monkeypatch, capsys, jit_cache, tmp_path, name):
     monkeypatch.setenv("EPSIM_JIT_CACHE_DIR", str(jit_cache))
+    monkeypatch.setenv("EPSIM_JIT_CXXFLAGS", " ".join(STRICT))
     text = program_text(program_of(2, ranks=2, aivs=2, tokens=4))
     words = ["conform", "--backend", "twin", "--example", text, "--trace", str(tmp_path / name)]
     assert run(words) == 0
