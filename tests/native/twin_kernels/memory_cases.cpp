@@ -116,6 +116,7 @@ __simt_vf__ void read_twice(gm<int32_t> word, gm<int32_t> flag) {
   asc_stcg(flag, 1);
   while (asc_ldcg(flag + 1) == 0) asc_nop(300);
   value += kGood ? asc_ldcg(word) : int32_t(word[0]);  // <- stale_simt
+  (void)value;
 }
 
 template <bool kGood>
