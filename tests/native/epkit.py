@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from native.arguments import KERNELS, Comm, RuntimeConfig
 from native.twin import Twin, TwinMachine
 from reference.config import EPConfig
 from reference.memory.layout import combine_record, dispatch_record, metadata_image
@@ -15,36 +16,10 @@ from reference.placement import worst_case_rows
 from reference.topk import TopK
 
 
-class _Member(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("offset", ctypes.c_uint32), ("num_bytes", ctypes.c_uint32))
+class BarrierArgs(ctypes.Structure):
+    """Of the standalone barrier, which no backend launches."""
 
-
-def argument_types(twin: Twin) -> dict[str, np.dtype]:
-    """Return a dtype per argument struct, from the table that the library exports."""
-    table = twin._library.epsim_layout_members
-    table.restype = ctypes.POINTER(_Member)
-    found: dict[str, list[tuple[str, int, int]]] = {}
-    sizes = {}
-    for row in table():
-        if row.name is None:
-            break
-        struct, _, name = row.name.decode().partition(".")
-        if not name:
-            sizes[struct] = row.num_bytes
-        else:
-            found.setdefault(struct, []).append((name, row.offset, row.num_bytes))
-    made = {}
-    for struct, members in found.items():
-        members += found["RuntimeConfig"] if struct.endswith("Args") else []
-        made[struct] = np.dtype(
-            {
-                "names": [name for name, _, _ in members],
-                "formats": ["<u4" if n == 4 else ("<u8", n // 8) if n > 8 else "<u8" for _, _, n in members],
-                "offsets": [offset for _, offset, _ in members],
-                "itemsize": sizes[struct],
-            }
-        )
-    return made
+    _fields_ = (("cfg", RuntimeConfig), ("comm", Comm), ("num_jetties", ctypes.c_uint64))
 
 
 @dataclass(kw_only=True)
@@ -73,7 +48,6 @@ class Group:
     def __init__(self, twin: Twin, case: Case, params: Mapping[str, int | str]) -> None:
         """Make the machine and what belongs to a buffer; params go to the machine ("seed", "strategy")."""
         self.case, self.config = case, case.config
-        self.types = argument_types(twin)
         self.num_ranks = case.config.ep_size
         self.num_local = case.config.num_experts // self.num_ranks
         self.machine = TwinMachine(
@@ -115,27 +89,30 @@ class Group:
         self.machine.write(address, values)
         return address
 
-    def launch(self, rank: int, kernel: str, struct: str, **values: int) -> None:
+    def launch(self, rank: int, kernel: str, **values: int) -> None:
+        """Queue a kernel; values go to the fields of its arguments and configuration of their names."""
         case, config = self.case, self.config
-        fields = {
-            "timeout_cycles": 10**15, "num_ranks": self.num_ranks, "num_experts": config.num_experts,
-            "num_topk": config.num_topk, "num_max_tokens": config.num_max_tokens_per_rank,
-            "expert_alignment": config.expert_alignment, "num_aivs": case.num_aivs,
-            "num_threads": case.num_threads, "hidden": config.hidden, "ub_bytes": case.ub_bytes,
-            "sq_depth": case.sq_depth, "cpu_sync": case.cpu_sync, "zero_padding": case.zero_padding,
-            "window": self.windows[rank], "host_workspace": self.hosts[rank], "rank": rank,
-            "num_tokens": len(case.topk.topk_idx[rank]),
-        } | dict(case.switches) | values  # fmt: skip
-        if self.num_ranks > 1:
-            fields |= {"jetty_table": self.machine.find(rank, "jetty_table"),
-                       "peer_table": self.machine.find(rank, "peer_table")}  # fmt: skip
-        block = np.zeros(1, self.types[struct])
-        for name, value in fields.items():
-            if name in (block.dtype.names or ()):
-                block[name] = value
-        self.machine.enqueue(
-            rank, kernel, self.put(rank, block.view(np.uint8), f"args of {kernel}"), case.num_aivs
+        cfg = RuntimeConfig(
+            timeout_cycles=10**15, num_ranks=self.num_ranks, num_experts=config.num_experts,
+            num_topk=config.num_topk, num_max_tokens=config.num_max_tokens_per_rank,
+            expert_alignment=config.expert_alignment, num_aivs=case.num_aivs, num_threads=case.num_threads,
+            hidden=config.hidden, ub_bytes=case.ub_bytes, sq_depth=case.sq_depth, cpu_sync=case.cpu_sync,
+            zero_padding=case.zero_padding, **case.switches,
+        )  # fmt: skip
+        num_tokens = len(case.topk.topk_idx[rank])
+        comm = Comm(
+            window=self.windows[rank], host_workspace=self.hosts[rank], rank=rank, num_tokens=num_tokens
         )
+        if self.num_ranks > 1:
+            comm.jetty_table = self.machine.find(rank, "jetty_table")
+            comm.peer_table = self.machine.find(rank, "peer_table")
+        args = KERNELS.get(kernel, BarrierArgs)(cfg=cfg, comm=comm)
+        for name, value in values.items():
+            for part in (args.cfg, args):
+                if hasattr(part, name):
+                    setattr(part, name, value)
+        block = self.put(rank, np.frombuffer(bytes(args), np.uint8), f"args of {kernel}")
+        self.machine.enqueue(rank, kernel, block, case.num_aivs)
 
 
 @dataclass
@@ -186,14 +163,14 @@ def queue_dispatch(group, rank, done: Dispatched) -> None:
     words = workspace_field("host_rank_expert_count")
     if reads_counts:
         machine.write(host, np.zeros(words.offset + words.num_bytes, np.uint8))
-    group.launch(rank, "dispatch", "DispatchArgs", **done.fields, **done.handle)
+    group.launch(rank, "dispatch", **done.fields, **done.handle)
     if reads_counts:
         for first, count in ((0, group.num_ranks), (MAX_RANKS, group.num_local)):
             address = host + words.offset + 4 * first
             machine.enqueue_wait_words(rank, address, count, 0xFF000000, group.num_ranks << 24)
     fields = done.fields | done.handle | done.outputs
     fields.pop("x")
-    group.launch(rank, "dispatch_epilogue", "DispatchEpilogueArgs", **fields)
+    group.launch(rank, "dispatch_epilogue", **fields)
 
 
 def start_dispatch(group, payloads, dtype, *, handles=None, weights=None, stats=None) -> list[Dispatched]:
@@ -230,12 +207,12 @@ def start_combine(group, dispatched, y, *, weights=None, biases=()):
         if weights is not None:
             fields["topk_weights"] = group.put(rank, weights[rank], "y weights")
         fields["send_buffer"] = group._alloc(rank, done.num_records * group.back.num_bytes, "send_buffer")
-        group.launch(rank, "combine", "CombineArgs", **fields)
+        group.launch(rank, "combine", **fields)
         found = fields | {"combined_x": group._alloc(rank, 2 * tokens * config.hidden, "combined_x")}
         if weights is not None:
             found["combined_weights"] = group._alloc(rank, 4 * tokens * config.num_topk, "combined_weights")
-        bias = [group.put(rank, b[rank], "bias") for b in biases] + [0] * (2 - len(biases))
-        group.launch(rank, "combine_epilogue", "CombineEpilogueArgs", bias=bias, **found)
+        bias = (ctypes.c_uint64 * 2)(*(group.put(rank, b[rank], "bias") for b in biases))
+        group.launch(rank, "combine_epilogue", bias=bias, **found)
         outputs.append(found)
     return outputs
 
@@ -243,4 +220,4 @@ def start_combine(group, dispatched, y, *, weights=None, biases=()):
 def start_barrier(group):
     """Queue the standalone barrier, which drains every jetty, on all ranks."""
     for rank in range(group.num_ranks):
-        group.launch(rank, "barrier", "BarrierArgs", num_jetties=group.case.num_aivs)
+        group.launch(rank, "barrier", num_jetties=group.case.num_aivs)
