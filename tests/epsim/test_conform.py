@@ -131,15 +131,30 @@ def test_a_failure_is_in_every_report(tmp_path):
     assert json.loads(json.dumps(outcome.to_dict()))["cells"][0]["failure"]["rerun"] == failure.rerun
 
 
-def test_the_command_passes_and_writes_its_reports(tmp_path, capsys):
+def test_the_command_passes_and_writes_its_reports(tmp_path, capsys, monkeypatch):
     """Exit code 0, JSON on the terminal, JUnit in the file; a rerun line works as printed."""
     junit = tmp_path / "conform.xml"
     line = '{"steps":[{"op":"dispatch","topk":[[[0]],[]],"experts":2,"columns":1,"capacity":1,"hidden":32}]}'
     assert run(["conform", "--backend", "reference", "--example", line, "--strategy", "shuffled"]) == 0
     assert "holds: all 1 calls" in capsys.readouterr().out
+    less = dataclasses.replace(PROFILES["quick"], examples_per_cell=8, schedules=1)
+    monkeypatch.setattr("epsim.conform.search.find_profile", lambda _: less)
     assert run(["conform", "--backend", "reference", "--junit", str(junit), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["is_passed"]
     assert ET.parse(junit).getroot().find("testsuite").get("failures") == "0"
+
+
+@pytest.mark.parametrize(
+    ("backend", "process", "tells"), [("npu", "1", False), ("npu", "0", True), ("reference", "1", True)]
+)
+def test_under_torchrun_the_first_process_tells(tmp_path, capsys, monkeypatch, backend, process, tells):
+    """All processes of the NPU backend know the result; one prints it and writes the file."""
+    monkeypatch.setattr("epsim.conform.backends.registry.find_backend", lambda *_: ReferenceBackend())
+    monkeypatch.setattr("epsim.conform.search.find_profile", lambda _: TINY)
+    monkeypatch.setenv("RANK", process)
+    junit = tmp_path / "conform.xml"
+    assert run(["conform", "--backend", backend, "--junit", str(junit)]) in (0, 1)
+    assert bool(capsys.readouterr().out) is junit.exists() is tells
 
 
 @pytest.mark.parametrize(
