@@ -115,14 +115,6 @@ JETTIES = (
         variant="short queue",
     ),
     Mutant(
-        name="drain: first entry taken unread",
-        file=JETTY,
-        old="while (!urma::is_new_cqe(word, tail, jetty.cq_depth))",
-        new="while (word == 0 && !urma::is_new_cqe(word, tail, jetty.cq_depth))",
-        bug="an entry counts as new because it is not zero",
-        variant="short queue",
-    ),
-    Mutant(
         name="peer: entry of the next rank",
         file=JETTY,
         old="urma::peer_entry(peer, comm.rank)",

@@ -78,15 +78,6 @@ ROUTING = (
         bug="all AIVs write from slot 0 on",
     ),
     Mutant(
-        name="route: prefix word not cleared",
-        file=ROUTE,
-        old="""simt::wait_arrivals(word, 2);
-    asc_stcg(word, 0);
-""",
-        new="simt::wait_arrivals(word, 2);\n",
-        bug="the next dispatch takes the prefixes of this one",
-    ),
-    Mutant(
         name="route: cached, one request short",
         file=ROUTE,
         old="asc_atomic_max(ub<uint32_t>(plan.num_requests), request + 1);",
@@ -135,15 +126,6 @@ COUNTING = (
         old="layout::remote_expert_word(expert % num_local_experts(cfg))",
         new="layout::remote_expert_word(expert)",
         bug="words of the receiver are by local expert",
-    ),
-    Mutant(
-        name="counts: summed before they are there",
-        file=COUNTS,
-        old="""  take_expert_counts(cfg, t, counts, aligned);
-  asc_syncthreads();
-""",
-        new="  take_expert_counts(cfg, t, counts, aligned);\n",
-        bug="the first warp sums what others still write",
     ),
     Mutant(
         name="counts: statistics overwritten",
@@ -229,13 +211,6 @@ SENDING = (
         old="    asc_sync_wait(PIPE_MTE2, PIPE_S, stage);\n",
         new="",
         bug="removed wait, MTE2 to S",
-    ),
-    Mutant(
-        name="dispatch: gid behind the copy",
-        file=MAIN,
-        old="    order(PIPE_S, PIPE_MTE3, stage);\n",
-        new="",
-        bug="removed wait, S to MTE3: the image leaves without its gid",
     ),
     Mutant(
         name="dispatch: local record before it is loaded",

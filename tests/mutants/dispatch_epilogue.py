@@ -88,13 +88,6 @@ COPYING = (
         bug="removed wait, MTE2 to S",
     ),
     Mutant(
-        name="epilogue: metadata stored before it is written",
-        file=MAIN,
-        old="      order(PIPE_S, PIPE_MTE3, stage_of(number));\n",
-        new="",
-        bug="removed wait, S to MTE3",
-    ),
-    Mutant(
         name="epilogue: one event for all stages",
         file=MAIN,
         old="    asc_sync_notify(PIPE_MTE2, PIPE_S, stage_of(number));\n",
