@@ -260,9 +260,10 @@ REQUEST = (
         name="request: fence dropped",
         file=REQUESTS,
         old="const uint64_t flags = urma::write_flags(head, request + 1 == num_requests, cfg.sq_depth);",
-        new="""const uint64_t flags = urma::write_flags(head, request + 1 == num_requests, cfg.sq_depth) &
-                           ~urma::put(urma::kFence, 1);""",
-        bug="strong order without the fence",
+        new="""const bool is_last = request + 1 == num_requests;
+    const uint64_t dropped = is_last ? urma::put(urma::kFence, 1) : urma::put(urma::kOrder, ~uint64_t{0});
+    const uint64_t flags = urma::write_flags(head, is_last, cfg.sq_depth) & ~dropped;""",
+        bug="no order on the writes, and no fence that would make up for it",
     ),
     Mutant(
         name="request: completion on the first",

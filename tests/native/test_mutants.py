@@ -18,7 +18,7 @@ from tests.mutants.table import MUTANTS, find
 JUDGED = {
     "dispatch: image not known complete": "data_race",
     "epilogue: master lowest": "metadata",
-    "request: fence dropped": "data_race",
+    "request: strong order dropped": "data_race",
 }
 """A wait, a result and a flag of a request; one more is judged by the command."""
 NUM_REPLAYS = 100
