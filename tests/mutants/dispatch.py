@@ -1,6 +1,6 @@
 """Mutants of the dispatch kernel."""
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import LATER_CALLS, Mutant
 
 MAIN = "kernels/ep/dispatch.hpp"
 ROUTE = "kernels/ep/dispatch_route.hpp"
@@ -110,6 +110,7 @@ COUNTING = (
         new="""simt::wait_arrivals(word, cfg.num_aivs);
     const uint64_t offset""",
         bug="count not cleared: the next dispatch adds to it",
+        scenarios=LATER_CALLS,
     ),
     Mutant(
         name="counts: rank word not cleared",
@@ -119,6 +120,7 @@ COUNTING = (
 """,
         new="    counts[rank] = count;\n",
         bug="the next dispatch takes the old count for its own",
+        scenarios=LATER_CALLS,
     ),
     Mutant(
         name="counts: global number of an expert",

@@ -1,6 +1,6 @@
 """Mutants of the copy epilogue of dispatch."""
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import LATER_CALLS, Mutant
 
 MAIN = "kernels/ep/dispatch_epilogue.hpp"
 ROWS = "kernels/ep/epilogue_rows.hpp"
@@ -14,6 +14,7 @@ FIRST_ROWS = (
         new="""    if (cfg.num_ranks == 0) {
       asc_stcg""",
         bug="rows of AIVs are counted on from the last call",
+        scenarios=LATER_CALLS,
     ),
     Mutant(
         name="epilogue: counters cleared late",

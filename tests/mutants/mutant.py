@@ -11,6 +11,8 @@ DISPATCH_FREE = ("kernels/ep/combine", "kernels/common/rows")
 """Files that no dispatch runs, by how their names begin."""
 DISPATCH_ONLY = ("dispatch", "no_sync", "cached")
 """Scenarios without a combine: there such a mutant is the unchanged kernel."""
+LATER_CALLS = ("handles", "sequence")
+"""Scenarios with more than one dispatch on a buffer."""
 
 
 class PatchError(ValueError):
@@ -27,6 +29,7 @@ class Mutant:
       old: text that occurs exactly once in it.
       new: what stands there instead.
       bug: what real mistake this is.
+      scenarios: of the suite, where the bug can show at all; () = in all that run the file.
       variant: name of one of `battery.VARIANTS`: how the suite must run to reach the changed lines.
     """
 
@@ -35,6 +38,7 @@ class Mutant:
     old: str
     new: str
     bug: str
+    scenarios: tuple[str, ...] = ()
     variant: str = ""
 
     def applied(self) -> str:
@@ -58,5 +62,7 @@ class Mutant:
         return {**FOLDERS, "kernels": folder / "kernels"}
 
     def concerns(self, scenario: str) -> bool:
-        """Whether programs of a scenario run the changed file."""
+        """Whether programs of a scenario can show the bug."""
+        if self.scenarios:
+            return scenario in self.scenarios
         return scenario not in DISPATCH_ONLY or not self.file.startswith(DISPATCH_FREE)
