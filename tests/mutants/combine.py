@@ -80,6 +80,7 @@ SENDING = (
         old="const uint64_t position = task.first + i * cfg_.num_aivs;",
         new="const uint64_t position = task.first + i;",
         bug="AIVs write sums into each other's records",
+        variant="many tokens",
     ),
     Mutant(
         name="combine: weights not zeroed",
@@ -92,7 +93,7 @@ SENDING = (
         name="combine: groups by position",
         file=FETCH,
         old="by_rank ? rank : position_k, home_token",
-        new="by_rank ? position_k : position_k, home_token",
+        new="by_rank && cfg.num_ranks == 0 ? rank : position_k, home_token",
         bug="writer and reader number the groups differently when R < K",
     ),
     Mutant(

@@ -268,13 +268,6 @@ REQUEST = (
         bug="no order on the writes, and no fence that would make up for it",
     ),
     Mutant(
-        name="request: completion on the first",
-        file=REQUESTS,
-        old="request + 1 == num_requests, cfg.sq_depth",
-        new="request == 0 * num_requests, cfg.sq_depth",
-        bug="the wrong end of the set asks for the completion",
-    ),
-    Mutant(
         name="request: owner bit of the first lap",
         file=REQUESTS,
         old="urma::write_flags(head, request + 1 == num_requests, cfg.sq_depth)",
