@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from native.settings import settings_from
-from tests.mutants.battery import VARIANTS, Row, judge, rows
+from tests.mutants.battery import VARIANTS, Row, build, judge, rows
 from tests.mutants.page import PAGE, line, page
 from tests.mutants.table import MUTANTS, find
 
@@ -32,10 +32,21 @@ def main(words: Sequence[str]) -> int:
         parser.error("no mutant has such a name" if not chosen else "the page needs all mutants and columns")
     found = []
     cache_dirs = settings_from(os.environ).cache_dirs
+    if not asked.only:
+        _check_our_own(cache_dirs)
     for row in rows(chosen, cache_dirs, has_stubs=not asked.no_stubs, num_jobs=asked.jobs):
         found.append(row)
         print(f"{len(found)}/{len(chosen)} {' | '.join(line(row))}", flush=True)
     return _told(found, asked.json, is_written=asked.write)
+
+
+def _check_our_own(cache_dirs: Sequence[Path]) -> None:
+    """Run the variants on our own kernels: what fails on those kills nothing."""
+    for name, variant in VARIANTS.items():
+        verdict = judge(None, build(None, cache_dirs), variant, has_checks=True)
+        if verdict.killed_by:
+            sys.exit(f"our own kernels fail, variant {name!r}: {verdict.killed_by}; {verdict.rerun}")
+        print(f"our own kernels pass {verdict.num_runs} runs, variant {name!r}", flush=True)
 
 
 def _told(found: list[Row], file: Path | None, *, is_written: bool) -> int:

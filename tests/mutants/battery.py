@@ -123,10 +123,19 @@ def build(mutant: Mutant | None, cache_dirs: Sequence[Path]) -> Path:
         return build_twin(settings, mutant.write(Path(folder)), flags=STRICT)
 
 
+class AnyAivs(TwinBackend):
+    """The backend with one AIV too: a bug within an AIV then needs fewer tokens to show."""
+
+    def capabilities(self) -> Capabilities:
+        """Say the same but for that."""
+        can = super().capabilities()
+        return dataclasses.replace(can, num_aivs=(1, *can.num_aivs))
+
+
 def backend(library: Path, variant: Variant, *, has_checks: bool = True) -> TwinBackend:
     """Return the backend of a library; without checks it is what a twin of empty stubs would be."""
     strategy = {} if has_checks else {"strategy": "inorder"}
-    return TwinBackend(Twin(library), variant.switches, {**variant.machine, **strategy})
+    return AnyAivs(Twin(library), variant.switches, {**variant.machine, **strategy})
 
 
 def judge(mutant: Mutant | None, library: Path, variant: Variant, *, has_checks: bool) -> Verdict:

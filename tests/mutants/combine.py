@@ -242,8 +242,8 @@ REDUCING = (
     Mutant(
         name="sum: flag left set",
         file=ROWS,
-        old="      if (is_in_flight_[half]) {",
-        new="      if (is_in_flight_[half] && half > 1) {",
+        old="for (uint32_t half = 0; half < num_halves_; ++half)",
+        new="for (uint32_t half = 1; half < num_halves_; ++half)",
         bug="the kernel ends with a flag that the next one finds set",
     ),
 )

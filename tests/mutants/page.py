@@ -21,7 +21,7 @@ quick) runs on the twin with the changed kernel, stops at the first failure and 
 - "empty stubs": the same suite on the twin with strategy `inorder`: asynchronous work is done at once and
   nothing is checked, which is what a twin of empty stubs shows. "survives" = all its results were right.
 
-A mutant of combine runs the scenarios that have a combine, one that hurts the next dispatch those with
+Ranks have 1, 2, 3, 4, 5 or 8 AIVs. A mutant of combine runs the scenarios that have a combine, one that hurts the next dispatch those with
 several: elsewhere it behaves as the unchanged kernel. Some
 mistakes need more than the quick profile reaches, as its queues never come round; behind their names is
 the variant that reaches them (`tests/mutants/battery.py`). Our own kernels pass all variants.
