@@ -21,10 +21,10 @@ quick) runs on the twin with the changed kernel, stops at the first failure and 
 - "empty stubs": the same suite on the twin with strategy `inorder`: asynchronous work is done at once and
   nothing is checked, which is what a twin of empty stubs shows. "survives" = all its results were right.
 
-Ranks have 1, 2, 3, 4, 5 or 8 AIVs. A mutant of combine runs the scenarios that have a combine, one that hurts the next dispatch those with
-several: elsewhere it behaves as the unchanged kernel. Some
-mistakes need more than the quick profile reaches, as its queues never come round; behind their names is
-the variant that reaches them (`tests/mutants/battery.py`). Our own kernels pass all variants.
+Ranks have 1, 2, 3, 4, 5 or 8 AIVs. A mutant of combine runs the scenarios that have a combine, one that
+hurts the next dispatch those with several: elsewhere it behaves as the unchanged kernel. Some mistakes need
+more than the quick profile reaches, as its queues never come round; behind their names is the variant that
+reaches them (`tests/mutants/battery.py`). Our own kernels pass all variants.
 
 Written by `python -m tests.mutants --write` (`make mutants` prints it); `tests/native/test_mutants.py`
 checks that every patch still applies, and that this page names every mutant.
