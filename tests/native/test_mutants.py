@@ -18,9 +18,9 @@ from tests.mutants.table import MUTANTS, find
 JUDGED = {
     "dispatch: image not known complete": "data_race",
     "epilogue: master lowest": "metadata",
-    "request: strong order dropped": "data_race",
+    "doorbell: in front of the head": "doorbell_beyond_head",
 }
-"""A wait, a result and a flag of a request; one more is judged by the command."""
+"""A wait, a result and an order of stores; one more is judged by the command."""
 NUM_REPLAYS = 100
 """Issue 5, acceptance 4."""
 
