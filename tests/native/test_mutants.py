@@ -20,8 +20,8 @@ JUDGED = {
     "epilogue: master lowest": ("metadata", 2),
     "request: strong order dropped": ("data_race", 3),
 }
-"""A wait, a result and a flag of a request: what kills it, and the ranks it takes. The flag orders two requests
-of one queue, so two destinations, or seven tokens for one; one more mutant is judged by the command."""
+"""A wait, a result and a flag of a request: what kills it, and the ranks it takes. The flag orders two
+requests of a queue, so two destinations, or seven tokens for one. One more is judged by the command."""
 NUM_REPLAYS = 100
 """Issue 5, acceptance 4."""
 
