@@ -30,6 +30,8 @@ from tests.mutants.mutant import Mutant
 from tests.native.jitkit import ROOT, STRICT
 
 QUICK = PROFILES["quick"]
+CRASHES = IntEnum("CRASHES", {s.name: s.value for s in (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL)})
+"""Signals with which a changed kernel may end the process that judges it."""
 MAX_SECS = 300
 """A judgement that takes longer is given up."""
 
@@ -183,9 +185,9 @@ def judge_apart(name: str, library: Path, *, has_checks: bool) -> Verdict:
     except subprocess.TimeoutExpired:
         return Verdict(killed_by="no end", num_runs=0, seconds=MAX_SECS)
     except subprocess.CalledProcessError as error:
-        if error.returncode > 0:
-            raise  # a mistake of this program, not of the mutant
-        return Verdict(killed_by=f"signal {-error.returncode}", num_runs=0)
+        if -error.returncode not in CRASHES:
+            raise  # a mistake of this program, or somebody ended it: that says nothing of the mutant
+        return Verdict(killed_by=f"crash, {CRASHES(-error.returncode).name}", num_runs=0)
     return Verdict(**json.loads(done.stdout))
 
 
