@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV
 from threading import Lock
 
 import msgspec
@@ -30,7 +31,7 @@ from tests.mutants.mutant import Mutant
 from tests.native.jitkit import ROOT, STRICT
 
 QUICK = PROFILES["quick"]
-CRASHES = IntEnum("CRASHES", {s.name: s.value for s in (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL)})
+CRASHES = {int(name): name for name in (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL)}
 """Signals with which a changed kernel may end the process that judges it."""
 MAX_SECS = 300
 """A judgement that takes longer is given up."""
@@ -187,7 +188,7 @@ def judge_apart(name: str, library: Path, *, has_checks: bool) -> Verdict:
     except subprocess.CalledProcessError as error:
         if -error.returncode not in CRASHES:
             raise  # a mistake of this program, or somebody ended it: that says nothing of the mutant
-        return Verdict(killed_by=f"crash, {CRASHES(-error.returncode).name}", num_runs=0)
+        return Verdict(killed_by=f"crash, {CRASHES[-error.returncode].name}", num_runs=0)
     return Verdict(**json.loads(done.stdout))
 
 
