@@ -71,8 +71,10 @@ VARIANTS: Mapping[str, Variant] = {
         machine={"sq_depth": 32, "cq_depth": 4},
         switches={"sq_depth": 32},
     ),
-    # More local records than flags, and more sums than two halves of UB hold.
-    "many tokens": Variant(profile=dataclasses.replace(QUICK, max_ranks=2, max_tokens=30, max_hidden=32)),
+    # More local records than flags, and more rows of one token than two halves of UB take.
+    "many tokens": Variant(
+        profile=dataclasses.replace(QUICK, max_ranks=2, max_tokens=30, max_hidden=32, max_experts_per_rank=8)
+    ),
 }
 
 
