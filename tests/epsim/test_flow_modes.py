@@ -23,8 +23,10 @@ WORDS = ["simulate", *["--level", "flow", "--ep", "8", "--tokens", "64", "--op",
 
 
 def test_many_flows_are_bounded_unless_exact_is_asked_for(monkeypatch):
+    # Which engine auto takes depends on whether an earlier test has compiled numba.
+    monkeypatch.setattr(fast, "has_numba", lambda: False)
     [usual] = simulate(**CASE)
-    assert usual.method in ("exact, numpy", "exact, numba")  # numba if this process has compiled it already
+    assert usual.method == "exact, numpy"
     assert EXACT_FLOWS < 1024 * 1023
     monkeypatch.setattr(operation, "EXACT_FLOWS", 55)
     [chosen], [exact], [bounded] = (
