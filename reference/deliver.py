@@ -5,6 +5,7 @@ R ranks, T tokens of a rank, K top-k, P scale packs, W payload columns, M token 
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +35,22 @@ class Cargo:
     emit_expert_ids: bool = False
 
 
+_LARGE_BYTES = 1 << 26
+"""Payload from which threads pay: NumPy copies without the interpreter's lock, and the kernel hands out fresh
+pages to all cores at once. The latter is most of a first dispatch at real size."""
+
+
 def deliver(handles: tuple[Handle, ...], cargo: Cargo) -> tuple[DispatchResult, ...]:
-    """Return what every rank sees, in rank order."""
+    """Return what every rank sees, in rank order; for a large payload several threads fill a rank each."""
     topk = [handle.topk_idx for handle in handles]
-    return tuple(_Receiver(handle, cargo.zero_padding).receive(cargo, topk) for handle in handles)
+
+    def receive(handle: Handle) -> DispatchResult:
+        return _Receiver(handle, cargo.zero_padding).receive(cargo, topk)
+
+    if sum(rows.nbytes for rows in cargo.x) < _LARGE_BYTES:
+        return tuple(map(receive, handles))
+    with ThreadPoolExecutor() as threads:
+        return tuple(threads.map(receive, handles))
 
 
 def deliver_received(handle: Handle, cargo: Cargo, topk: Payload) -> DispatchResult:

@@ -223,6 +223,19 @@ def test_cached_equals_fresh_and_may_carry_another_dtype(exchange, seed):
 
 
 @given(exchange=exchanges())
+def test_threads_of_large_payloads_change_no_bit(exchange):
+    rng = exchange.rng()
+    x = [random_bits(rng, (n, exchange.config.hidden), BF16) for n in exchange.topk.tokens_per_rank]
+
+    def received(large_bytes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("reference.deliver._LARGE_BYTES", large_bytes)
+            return dispatch(exchange.config, exchange.topk, x, mode=exchange.mode)[0]
+
+    assert_equal(received(2**62), received(0), strict_zero=True)
+
+
+@given(exchange=exchanges())
 def test_expanded_rows_fold_to_the_deduplicated_ones(exchange):
     """Every row of a token is the same bytes, and folding them by the table gives the other layout."""
     config, topk, rng = exchange.config, exchange.topk, exchange.rng()
