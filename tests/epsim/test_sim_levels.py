@@ -40,6 +40,16 @@ def test_levels_agree_on_zipf(ep):
         check_pair(flow, event, SKEWED)
 
 
+@pytest.mark.parametrize("ep", SIZES)
+def test_levels_agree_on_upstreams_hot_rank_of_four_times_the_rows(ep):
+    # precise:4 is the routing of upstream's own tests: exactly four times the rows of any other rank.
+    flows, events = both(ep, tokens=16_384 if ep <= 32 else 4096, routing="precise:4")
+    for flow, event in zip(flows, events, strict=True):
+        received = flow.ranks.received_rows
+        assert round(received[0] / received[1:].mean(), 1) == 4.0
+        check_pair(flow, event, SKEWED)
+
+
 def hot_rank(tmp_path, ep, popularity):
     """Write a load histogram in which the experts of one rank are chosen more often."""
     loads = np.ones(256)
@@ -51,7 +61,8 @@ def hot_rank(tmp_path, ep, popularity):
 
 @pytest.mark.parametrize(("ep", "popularity"), [(32, 6.5), (64, 4.7), (128, 4.2)])
 def test_levels_agree_with_a_rank_of_four_times_the_load(tmp_path, ep, popularity):
-    # A token goes to a rank once, so only from EP32 on can one rank receive four times the mean.
+    # Drawn at random by popularity: a token goes to a rank once, so only from EP32 on can tokens of six
+    # choices give one rank four times the mean.
     flows, events = both(ep, tokens=4096, routing=hot_rank(tmp_path, ep, popularity))
     for flow, event in zip(flows, events, strict=True):
         assert round(flow.ranks.received_rows.max() / flow.ranks.received_rows.mean()) == 4
