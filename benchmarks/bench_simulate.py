@@ -60,7 +60,11 @@ def grains():
 
 def levels():
     """Yield how far events are from flow level, without the software's slope."""
-    for routing, target in (("uniform", "within 2 %"), ("zipf:1.2", "within 5 %"), ("precise:4", "within 5 %")):
+    for routing, target in (
+        ("uniform", "within 2 %"),
+        ("zipf:1.2", "within 5 %"),
+        ("precise:4", "within 5 %"),
+    ):
         for ep in SIZES:
             for operation in ("dispatch", "combine"):
                 arguments = {"ep": ep, "operations": (operation,), "routing": routing, "with_slope": False}
