@@ -7,6 +7,7 @@ capacity, N received records, X expanded rows, A alignment, C vector cores.
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +21,22 @@ from native.arguments import (
     KernelArgs,
     RuntimeConfig,
 )
+from native.backends.calls import (
+    ARRIVAL_MASK,
+    RECEIVER_TABLES,
+    SENDER_TABLES,
+    Limits,
+    complete_counts,
+    configure,
+    count_ranges,
+    handle_shapes,
+    num_count_words,
+    read_counts,
+)
 from native.backends.npu_kernels import KernelCache
 from native.backends.protocol import Array, BufferSpec, CachedCall, CombineCall, DispatchCall
 from native.buffers import (
-    ARRIVAL_SHIFT,
     HOST_COUNTS,
-    MAX_RANKS,
     MAX_UB_BYTES,
     combine_record_bytes,
     image_bytes,
@@ -112,7 +123,12 @@ class NpuRank:
         """
         self._device, self._kernels, self._spec = device, kernels, spec
         num_cores, ub_bytes = runtime.limits()
-        self._ub_bytes = min(ub_bytes, MAX_UB_BYTES)
+        self._limits = Limits(
+            timeout_cycles=DEVICE_TIMEOUT_SECS * 10**9,
+            num_threads=NUM_THREADS,
+            sq_depth=SQ_DEPTH,
+            ub_bytes=min(ub_bytes, MAX_UB_BYTES),
+        )
         self._domain = Domain(
             runtime,
             DomainSpec(
@@ -139,32 +155,29 @@ class NpuRank:
         scales = None if call.scales is None else call.scales[me]
         weights = None if call.topk.topk_weights is None else call.topk.topk_weights[me]
         stats = None if call.stats is None else call.stats[me]
-        cfg = self._config(config, x, scales, cpu_sync=call.cpu_sync, zero_padding=call.zero_padding)
+        cfg = configure(
+            self._limits, self._spec, config, x, scales,
+            cpu_sync=call.cpu_sync, zero_padding=call.zero_padding,
+        )  # fmt: skip
         buffer = RankBuffer(config=config, cfg=cfg, num_tokens=len(x))
         local = config.num_experts // config.ep_size
-        n, topk = topk_idx.shape
-        for name, count in (
-            ("dst_buffer_slot_idx", n * topk),
-            ("dst_gsge_idx", n * topk),
-            ("psum_rank", config.ep_size),
-            ("psum_expert", local),
-            ("num_unaligned", local),
-        ):
-            buffer.memory[name] = self._device.empty(max(4, 4 * count))  # fmt: skip
+        shapes = handle_shapes(config, len(topk_idx), 0)
+        for name in SENDER_TABLES:
+            buffer.memory[name] = self._device.empty(max(4, 4 * prod(shapes[name])))
         buffer.memory["topk_idx"] = self._device.put(topk_idx)
         given = {"topk_idx": buffer.memory["topk_idx"]}
         if stats is not None:
             given["stats"] = self._device.put(stats)
-        words = self._domain.host_words(HOST_COUNTS, MAX_RANKS + local)
+        words = self._domain.host_words(HOST_COUNTS, num_count_words(config))
         words[:] = 0
         self._send(buffer, cfg, x, scales, weights, given)
-        aligned = self._wait_counts(buffer, local) if call.cpu_sync else None
+        aligned = self._wait_counts(buffer) if call.cpu_sync else None
         if not call.cpu_sync:
             self._assume_worst(buffer)
         arrays = self._receive(buffer, cfg, scales, has_weights=weights is not None)
         if call.column_major_scales and arrays["recv_scales"] is not None:
             arrays["recv_scales"] = np.asfortranarray(arrays["recv_scales"])
-        arrays |= self._handle_arrays(buffer, local, topk)
+        arrays |= self._handle_arrays(buffer)
         arrays["aligned_counts"] = aligned
         arrays["cumulative_local_expert_recv_stats"] = (
             None if stats is None else self._get(given["stats"], (local,), np.int32)
@@ -176,7 +189,10 @@ class NpuRank:
         me = self._device.rank
         scales = None if call.scales is None else call.scales[me]
         weights = None if call.topk_weights is None else call.topk_weights[me]
-        cfg = self._config(buffer.config, call.x[me], scales, cached=True, zero_padding=call.zero_padding)
+        cfg = configure(
+            self._limits, self._spec, buffer.config, call.x[me], scales,
+            cached=True, zero_padding=call.zero_padding,
+        )  # fmt: skip
         self._send(buffer, cfg, call.x[me], scales, weights, {})
         arrays = self._receive(buffer, cfg, scales, has_weights=weights is not None)
         if call.column_major_scales and arrays["recv_scales"] is not None:
@@ -189,7 +205,7 @@ class NpuRank:
         y = call.y[me]
         hidden = y.shape[1]
         weights = None if call.topk_weights is None else call.topk_weights[me]
-        cfg = self._config(buffer.config, y, None)
+        cfg = configure(self._limits, self._spec, buffer.config, y)
         held = {"x": self._device.put(y)}
         if weights is not None:
             held["topk_weights"] = self._device.put(weights)
@@ -212,36 +228,6 @@ class NpuRank:
                 None if weights is None else self._get(out["combined_weights"], (n, topk), np.float32)
             ),
         }
-
-    def _config(
-        self,
-        config: EPConfig,
-        x: Array,
-        scales: Array | None,
-        *,
-        cached: bool = False,
-        cpu_sync: bool = False,
-        zero_padding: bool = False,
-    ) -> RuntimeConfig:
-        return RuntimeConfig(
-            timeout_cycles=DEVICE_TIMEOUT_SECS * 10**9,
-            num_ranks=config.ep_size,
-            num_experts=config.num_experts,
-            num_topk=config.num_topk,
-            num_max_tokens=config.num_max_tokens_per_rank,
-            expert_alignment=config.expert_alignment,
-            num_aivs=self._spec.num_aivs,
-            num_threads=NUM_THREADS,
-            hidden=x.shape[1],
-            payload_bytes=x.shape[1] * x.dtype.itemsize,
-            num_scale_packs=0 if scales is None else scales.shape[1],
-            ub_bytes=self._ub_bytes,
-            sq_depth=SQ_DEPTH,
-            cached=cached,
-            cpu_sync=cpu_sync,
-            zero_padding=zero_padding,
-            single_reduction=not self._spec.multiple_reduction,
-        )
 
     def _comm(self, num_tokens: int) -> Comm:
         where = self._domain.addresses
@@ -286,8 +272,7 @@ class NpuRank:
             held["topk_weights"] = self._device.put(weights)
         size = image_bytes(cfg.num_topk, cfg.num_scale_packs, cached=bool(cfg.cached))
         held["metadata_image"] = self._device.empty(max(1, buffer.num_tokens) * size)
-        kept = ("dst_buffer_slot_idx", "dst_gsge_idx", "psum_rank", "psum_expert", "num_unaligned")
-        self._launch("dispatch", args, cfg, held | _chosen(buffer, *kept))
+        self._launch("dispatch", args, cfg, held | _chosen(buffer, *SENDER_TABLES))
         buffer.memory |= {"sent_" + name: one for name, one in held.items()}  # until the exit barrier
 
     def _receive(
@@ -303,8 +288,7 @@ class NpuRank:
             size = max(1, 4 * buffer.num_records * (topk + 2))
             buffer.memory["recv_src_metadata"] = self._device.empty(size)
         args = DispatchEpilogueArgs(cfg=cfg, comm=self._comm(buffer.num_tokens))
-        kept = _chosen(buffer, "psum_rank", "psum_expert", "recv_src_metadata")
-        self._launch("dispatch_epilogue", args, cfg, out | kept)
+        self._launch("dispatch_epilogue", args, cfg, out | _chosen(buffer, *RECEIVER_TABLES))
         dtype = _fp8() if cfg.payload_bytes == cfg.hidden else _bf16()
         arrays: dict[str, Array | None] = {
             "recv_x": self._get(out["recv_x"], (rows, cfg.hidden), dtype),
@@ -319,29 +303,21 @@ class NpuRank:
             del buffer.memory[name]  # the copy back has waited for the exit barrier
         return arrays
 
-    def _handle_arrays(self, buffer: RankBuffer, local: int, topk: int) -> dict[str, Array | None]:
-        shapes = {
-            "psum_rank": (buffer.config.ep_size,),
-            "psum_expert": (local,),
-            "num_unaligned": (local,),
-            "recv_src_metadata": (buffer.num_records, topk + 2),
-            "dst_buffer_slot_idx": (buffer.num_tokens, topk),
-            "dst_gsge_idx": (buffer.num_tokens, topk),
-        }
+    def _handle_arrays(self, buffer: RankBuffer) -> dict[str, Array | None]:
+        shapes = handle_shapes(buffer.config, buffer.num_tokens, buffer.num_records)
         return {name: self._get(buffer.memory[name], shape, np.int32) for name, shape in shapes.items()}
 
-    def _wait_counts(self, buffer: RankBuffer, local: int) -> Array:
+    def _wait_counts(self, buffer: RankBuffer) -> Array:
         """Read the counts of a dispatch off the host workspace; return [L] aligned rows."""
-        ranks = buffer.config.ep_size
-        mask, complete = 0xFF << ARRIVAL_SHIFT, ranks << ARRIVAL_SHIFT
-        for first, count in ((0, ranks), (MAX_RANKS, local)):
+        config = buffer.config
+        for first, count in count_ranges(config):
             self._domain.wait_words(
-                HOST_COUNTS + 4 * first, count, mask=mask, value=complete, timeout_ms=1000 * CPU_TIMEOUT_SECS
-            )
-        words = self._domain.host_words(HOST_COUNTS, MAX_RANKS + local) & ((1 << ARRIVAL_SHIFT) - 1)
-        buffer.num_records = int(words[:ranks].sum())
-        buffer.num_rows = int(words[MAX_RANKS:].sum())
-        return words[MAX_RANKS:].astype(np.int32)
+                HOST_COUNTS + 4 * first, count, mask=ARRIVAL_MASK, value=complete_counts(config),
+                timeout_ms=1000 * CPU_TIMEOUT_SECS,
+            )  # fmt: skip
+        words = self._domain.host_words(HOST_COUNTS, num_count_words(config))
+        buffer.num_records, buffer.num_rows, aligned = read_counts(words, config)
+        return aligned
 
     def _assume_worst(self, buffer: RankBuffer) -> None:
         buffer.num_records, buffer.num_rows = worst_case(buffer.config)

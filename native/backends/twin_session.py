@@ -11,6 +11,7 @@ capacity, N received records, X expanded rows, C vector cores.
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ from native.arguments import (
     DispatchEpilogueArgs,
     KernelArgs,
     RuntimeConfig,
+)
+from native.backends.calls import (
+    ARRIVAL_MASK,
+    RECEIVER_TABLES,
+    SENDER_TABLES,
+    Limits,
+    complete_counts,
+    configure,
+    count_ranges,
+    handle_shapes,
+    num_count_words,
+    read_counts,
 )
 from native.backends.protocol import (
     Array,
@@ -39,7 +52,6 @@ from native.backends.protocol import (
     UnsupportedCellError,
 )
 from native.buffers import (
-    ARRIVAL_SHIFT,
     HOST_COUNTS,
     MAX_RANKS,
     MAX_UB_BYTES,
@@ -55,10 +67,9 @@ from reference.config import EPConfig
 from reference.handle import DispatchMode, Handle, topk_digest
 from reference.topk import TopK
 
-TIMEOUT_CYCLES = 10**15
-"""Beyond any run: a wait that nothing can end is reported as a deadlock, not as a timeout."""
-NUM_THREADS = 64
 SQ_DEPTH = 1024
+# The timeout is beyond any run: a wait that nothing can end is reported as a deadlock, not as a timeout.
+LIMITS = Limits(timeout_cycles=10**15, num_threads=64, sq_depth=SQ_DEPTH, ub_bytes=MAX_UB_BYTES)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -189,20 +200,11 @@ class TwinSession:
             raise BackendFailure(str(violation)) from violation
 
     def _new_handles(self, call: DispatchCall) -> _Kept:
-        config = call.config
-        local = config.num_experts // config.ep_size
-        records, rows = worst_case(config)
+        records, rows = worst_case(call.config)
         memory = []
         for rank, topk_idx in enumerate(call.topk.topk_idx):
-            words = {
-                "dst_buffer_slot_idx": topk_idx.size,
-                "dst_gsge_idx": topk_idx.size,
-                "psum_rank": config.ep_size,
-                "psum_expert": local,
-                "num_unaligned": local,
-                "recv_src_metadata": records * (config.num_topk + 2),
-            }
-            found = {name: self._alloc(rank, 4 * count, name) for name, count in words.items()}
+            shapes = handle_shapes(call.config, len(topk_idx), records)
+            found = {name: self._alloc(rank, 4 * prod(shape), name) for name, shape in shapes.items()}
             found["topk_idx"] = self._put(rank, topk_idx, "topk_idx")
             if call.stats is not None:
                 found["stats"] = self._put(rank, call.stats[rank], "stats")
@@ -226,14 +228,7 @@ class TwinSession:
         send = DispatchArgs(cfg=cfg, comm=self._comm(rank, len(x)))
         if scales is not None:
             send.scale_token_stride, send.scale_pack_stride = (step // 2 for step in _strides(scales))
-        names = [
-            "topk_idx",
-            "dst_buffer_slot_idx",
-            "dst_gsge_idx",
-            "psum_rank",
-            "psum_expert",
-            "num_unaligned",
-        ]
+        names = ["topk_idx", *SENDER_TABLES]
         names += ["stats"] if "stats" in memory and not payload.cached else []
         if payload.cpu_sync:
             self._machine.write(self._hosts[rank] + HOST_COUNTS, np.zeros(4 * (MAX_RANKS + 2048), np.uint8))
@@ -241,15 +236,14 @@ class TwinSession:
         if payload.cpu_sync:
             self._wait_counts(rank, config)
         last = DispatchEpilogueArgs(cfg=cfg, comm=self._comm(rank, len(x)))
-        kept_names = ("psum_rank", "psum_expert", "recv_src_metadata")
-        self._launch(rank, "dispatch_epilogue", last, out | {name: memory[name] for name in kept_names})
+        self._launch(rank, "dispatch_epilogue", last, out | {name: memory[name] for name in RECEIVER_TABLES})
         return out
 
     def _start_combine(self, rank: int, kept: _Kept, call: CombineCall) -> dict[str, int]:
         """Queue both kernels of a combine on one rank; return the addresses of its outputs."""
         config, memory, y = kept.call.config, kept.memory[rank], call.y[rank]
         tokens, hidden = len(kept.call.topk.topk_idx[rank]), y.shape[1]
-        cfg = self._config(config, y, None, None)
+        cfg = self._config(config, y)
         record = combine_record_bytes(hidden, config.num_topk)
         given = {"x": self._put(rank, y, "y")}
         given["send_buffer"] = self._alloc(rank, kept.num_records * record, "send_buffer")
@@ -265,27 +259,13 @@ class TwinSession:
         return out
 
     def _config(
-        self, config: EPConfig, x: Array, scales: Array | None, payload: _Payload | None
+        self, config: EPConfig, x: Array, scales: Array | None = None, payload: _Payload | None = None
     ) -> RuntimeConfig:
-        cfg = RuntimeConfig(
-            timeout_cycles=TIMEOUT_CYCLES,
-            num_ranks=config.ep_size,
-            num_experts=config.num_experts,
-            num_topk=config.num_topk,
-            num_max_tokens=config.num_max_tokens_per_rank,
-            expert_alignment=config.expert_alignment,
-            num_aivs=self._spec.num_aivs,
-            num_threads=NUM_THREADS,
-            hidden=x.shape[1],
-            payload_bytes=x.shape[1] * x.dtype.itemsize,
-            num_scale_packs=0 if scales is None else scales.shape[1],
-            ub_bytes=MAX_UB_BYTES,
-            sq_depth=SQ_DEPTH,
-            cached=payload is not None and payload.cached,
-            cpu_sync=payload is not None and payload.cpu_sync,
-            zero_padding=payload is not None and payload.zero_padding,
-            single_reduction=not self._spec.multiple_reduction,
-        )
+        given = payload or _Payload(x=(), scales=None, weights=None, cached=False)
+        cfg = configure(
+            LIMITS, self._spec, config, x, scales,
+            cached=given.cached, cpu_sync=given.cpu_sync, zero_padding=given.zero_padding,
+        )  # fmt: skip
         for name, value in self._switches.items():
             setattr(cfg, name, value)
         return cfg
@@ -308,20 +288,19 @@ class TwinSession:
     def _wait_counts(self, rank: int, config: EPConfig) -> None:
         """Queue the host's wait for the counts of a fresh dispatch."""
         words = self._hosts[rank] + HOST_COUNTS
-        mask, complete = 0xFF << ARRIVAL_SHIFT, config.ep_size << ARRIVAL_SHIFT
-        for first, count in ((0, config.ep_size), (MAX_RANKS, config.num_experts // config.ep_size)):
-            self._machine.enqueue_wait_words(rank, words + 4 * first, count, mask, complete)
+        for first, count in count_ranges(config):
+            self._machine.enqueue_wait_words(
+                rank, words + 4 * first, count, ARRIVAL_MASK, complete_counts(config)
+            )
 
     def _counts(self, rank: int, kept: _Kept) -> tuple[int, int, tuple[int, ...]]:
         """Return records, rows and the aligned rows per expert, as the host knows them after a dispatch."""
         if not kept.call.cpu_sync:
             return kept.num_records, kept.num_rows, ()
         config = kept.call.config
-        local = config.num_experts // config.ep_size
-        words = self._machine.read(self._hosts[rank] + HOST_COUNTS, MAX_RANKS + local, np.int32)
-        words &= (1 << ARRIVAL_SHIFT) - 1
-        aligned = tuple(words[MAX_RANKS:].tolist())
-        return int(words[: config.ep_size].sum()), sum(aligned), aligned
+        words = self._machine.read(self._hosts[rank] + HOST_COUNTS, num_count_words(config), np.int32)
+        records, rows, aligned = read_counts(words, config)
+        return records, rows, tuple(aligned.tolist())
 
     def _received(
         self, rank: int, kept: _Kept, payload: _Payload, out: Mapping[str, int],
@@ -350,27 +329,26 @@ class TwinSession:
         self, rank: int, kept: _Kept, mode: DispatchMode, counts: tuple[int, int, tuple[int, ...]]
     ) -> Handle:
         topk: TopK = kept.call.topk
-        config, memory = kept.call.config, kept.memory[rank]
-        local, shape = config.num_experts // config.ep_size, topk.topk_idx[rank].shape
-
-        def read(name: str, shape: int | tuple[int, ...]) -> Array:
-            return self._machine.read(memory[name], shape, np.int32)
-
+        config, idx = kept.call.config, topk.topk_idx[rank]
+        tables = {
+            name: self._machine.read(kept.memory[rank][name], shape, np.int32)
+            for name, shape in handle_shapes(config, len(idx), counts[0]).items()
+        }
         return Handle(
             rank=rank,
             config=config,
             mode=mode,
-            source_topk_idx=topk.topk_idx[rank],
-            source_digest=topk_digest(topk.topk_idx[rank]),
+            source_topk_idx=idx,
+            source_digest=topk_digest(idx),
             num_recv_tokens=counts[0],
             num_expanded_tokens=counts[1],
             num_recv_tokens_per_expert_list=counts[2],
-            psum_num_recv_tokens_per_rank=read("psum_rank", config.ep_size),
-            psum_num_recv_tokens_per_expert=read("psum_expert", local),
-            num_unaligned_recv_tokens_per_expert=read("num_unaligned", local),
-            recv_src_metadata=read("recv_src_metadata", (counts[0], config.num_topk + 2)),
-            dst_buffer_slot_idx=read("dst_buffer_slot_idx", shape),
-            dst_gsge_idx=read("dst_gsge_idx", shape),
+            psum_num_recv_tokens_per_rank=tables["psum_rank"],
+            psum_num_recv_tokens_per_expert=tables["psum_expert"],
+            num_unaligned_recv_tokens_per_expert=tables["num_unaligned"],
+            recv_src_metadata=tables["recv_src_metadata"],
+            dst_buffer_slot_idx=tables["dst_buffer_slot_idx"],
+            dst_gsge_idx=tables["dst_gsge_idx"],
         )
 
     def _alloc(self, rank: int, num_bytes: int, name: str, *, is_zeroed: bool = False) -> int:

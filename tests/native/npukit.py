@@ -9,7 +9,7 @@ import runtimekit as kit
 from native.arguments import KERNELS
 from native.backends.npu import NpuBackend
 from native.backends.npu_kernels import KernelCache
-from native.backends.npu_rank import HOST_COUNTS, MAX_RANKS
+from native.buffers import HOST_COUNTS, MAX_RANKS
 from native.runtime import Kernel
 
 

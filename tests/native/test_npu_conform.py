@@ -14,6 +14,7 @@ import runtimekit as kit
 from epsim.conform import run_conformance
 from epsim.conform.outcome import Profile
 from native.arguments import KERNELS
+from native.backends import npu_rank
 from native.backends.npu_rank import NpuRank
 from native.buffers import HOST_COUNTS, MAX_RANKS
 from reference.combine import combine
@@ -147,23 +148,25 @@ def test_suite_holds(tmp_path):
     assert (bench.broken_rules(), bench.num_held()) == ([], 0)
 
 
-def forget_padding(rank, right, *arguments, **options):
-    config = right(rank, *arguments, **options)
+def forget_padding(right, *arguments, **options):
+    config = right(*arguments, **options)
     config.zero_padding = 0
     return config
 
 
-def swap_rows(rank, right, *arguments, **options):
-    arrays = right(rank, *arguments, **options)
+def swap_rows(right, *arguments, **options):
+    arrays = right(*arguments, **options)
     return arrays | {"recv_x": arrays["recv_x"][::-1].copy()}
 
 
-@pytest.mark.parametrize(("method", "fault"), [("_config", forget_padding), ("_receive", swap_rows)])
-def test_suite_sees_faults_of_the_host(tmp_path, monkeypatch, method, fault):
+@pytest.mark.parametrize(
+    ("owner", "name", "fault"), [(npu_rank, "configure", forget_padding), (NpuRank, "_receive", swap_rows)]
+)
+def test_suite_sees_faults_of_the_host(tmp_path, monkeypatch, owner, name, fault):
     bench = kit.Bench(tmp_path)
     kernels = OneRank(bench)
-    right = getattr(NpuRank, method)
-    monkeypatch.setattr(NpuRank, method, lambda rank, *a, **k: fault(rank, right, *a, **k))
+    right = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *a, **k: fault(right, *a, **k))
     outcome = run_conformance(npukit.backend_of(bench), PROFILE, only=has_reference, stop_at_failure=True)
     assert kernels.errors == []
     assert [row for row in outcome.cells if row.failure]
