@@ -66,7 +66,8 @@ class DispatchArguments:
           UnsupportedError: queue pairs.
           RefusedError: a layout or option that the edition lacks, or that contradicts the handle.
           HostCheckError: the handle is something else.
-          UndefinedError: do_expand contradicts the handle, in editions that do not look.
+          UndefinedError: another edition's handle, or one that do_expand contradicts, in editions that do
+            not look.
           Source: deepep-ascend.md section 1.10; deepep-v2.md section 7.
         """
         rules = context.mode.rules
@@ -87,7 +88,7 @@ class DispatchArguments:
             raise MissingArgumentError("num_experts", self.num_experts, "must be an int without a handle")
 
     def _check_against_handle(self, handle: EPHandle, context: Context) -> None:
-        check_is_handle(handle)
+        check_is_handle(handle, context.mode.rules)
         if self.topk_idx is not None:
             raise RefusedError("topk_idx", "given", "must be None with a handle, which holds it")
         if self.do_cpu_sync:

@@ -55,6 +55,7 @@ class EPHandle:
       origin: which call of which buffer made it, in words that are the same on all ranks of that call; a
         handle made from its fields says so.
       rank: whose it is; None = made from its fields.
+      edition: name of the edition whose form the tensors have; None = made from its fields.
       Source: deepep-ascend.md section 1.7.
     """
 
@@ -93,6 +94,7 @@ class EPHandle:
         self.token_metadata_at_forward = self.channel_linked_list = None
         self.origin = MADE_BY_HAND
         self.rank: int | None = None
+        self.edition: str | None = None
         self.awaits_sort = False
         self._topk_idx = topk_idx
         # Not torch's count of writes: all views of one memory share it, and NumPy's writes do not count.
@@ -191,7 +193,7 @@ def handle_of(plan: Handle, topk_idx: torch.Tensor, *, num_sms: int, num_scaleup
         tensor_of(plan.dst_buffer_slot_idx),
         None if plan.dst_gsge_idx is None else tensor_of(plan.dst_gsge_idx),
     )
-    handle.num_scaleup_ranks = num_scaleup_ranks
+    handle.num_scaleup_ranks, handle.edition = num_scaleup_ranks, plan.mode.edition
     if plan.cached_recv_src_metadata_before_sort is not None:
         handle.cached_recv_src_metadata_before_sort = tensor_of(plan.cached_recv_src_metadata_before_sort)
     return handle

@@ -12,7 +12,7 @@ import torch
 from epsim.deep_ep.arrays import array_of
 from epsim.deep_ep.errors import HostCheckError, UndefinedError
 from epsim.deep_ep.handle import EPHandle
-from reference.edition import Edition
+from reference.edition import ASCEND, Edition
 
 ELEMENTS_PER_PACK = 32
 """The finest scales that size hints allow for; deepep-ascend.md section 1.4, deepep-v2.md section 1.4."""
@@ -141,14 +141,21 @@ def check_stats(stats: torch.Tensor, num_local_experts: int) -> torch.Tensor:
     return stats
 
 
-def check_is_handle(handle: Any) -> EPHandle:  # noqa: ANN401 - judged here
-    """Return a handle.
+def check_is_handle(handle: Any, edition: Edition) -> EPHandle:  # noqa: ANN401 - judged here
+    """Return a handle whose tensors have the form of an edition.
 
     Raises:
-      HostCheckError: something else.
+      HostCheckError: no handle.
+      UndefinedError: another edition's; its columns and slots would be read as something else.
     """
     if not isinstance(handle, EPHandle):
         raise HostCheckError("handle", type(handle).__name__, "must be the handle of a dispatch")
+    made_by = handle.edition
+    if made_by is None and handle.dst_gsge_idx is not None and not edition.has_gather_idx:
+        made_by = ASCEND.name  # by hand, with a tensor that no other edition has
+    if made_by not in (None, edition.name):
+        rule = f"this buffer is of edition {edition.name}, which lays handles out in its own way"
+        raise UndefinedError("handle", f"of edition {made_by}", rule)
     return handle
 
 
@@ -162,10 +169,10 @@ def check_handle(
 
     Raises:
       HostCheckError: no handle, one of another group, or a tensor that is missing or does not fit.
-      UndefinedError: another rank's handle, for instance one that was sent from there.
+      UndefinedError: another edition's handle, or another rank's, for instance one that was sent from there.
       StaleHandleError: its topk_idx was written to.
     """
-    handle = check_is_handle(value)
+    handle = check_is_handle(value, edition)
     if handle.rank not in (None, rank):
         rule = f"this is rank {rank}; every rank gives the handle that its own dispatch returned"
         raise UndefinedError("handle", f"of rank {handle.rank}", rule)

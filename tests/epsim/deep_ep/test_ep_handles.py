@@ -120,3 +120,36 @@ def test_what_a_combine_shows_fits_any_group(num_ranks, num_rows):
     counts = [num_rows] * num_ranks
     own = {"sent": counts, "due": counts, "num_tokens": num_rows}
     assert len(shown("dispatch", same, own, None)) <= header_bytes(num_ranks)
+
+
+def handles_of_editions(rank, num_ranks):
+    """Give every edition's handle to every edition's buffer; return who refused, before any exchange."""
+    names = ("ascend", "nvidia", "nvidia-v2")
+    buffers = [deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8, edition=name) for name in names]
+    made = [buffer.dispatch(**arguments()) for buffer in buffers]
+    told = {}
+    for name, buffer in zip(names, buffers, strict=True):
+        for other, (recv_x, _, _, handle, _) in zip(names, made, strict=True):
+            if name == other:
+                buffer.dispatch(arguments()["x"], handle=handle, do_expand=True)
+                buffer.combine(recv_x, handle)
+                continue
+            cached = {"handle": pickled(handle, num_ranks)[rank], "do_expand": True}
+            text = message(UndefinedError, buffer.dispatch, arguments()["x"], **cached)
+            assert message(UndefinedError, buffer.combine, recv_x, handle) == text
+            told[name, other] = text
+    handle = made[0][3]
+    handle.edition = None  # as if made by hand: its gather pairs still tell
+    assert message(UndefinedError, buffers[1].combine, made[0][0], handle) == told["nvidia", "ascend"]
+    return told
+
+
+def test_the_handle_of_another_edition_is_refused_both_ways():
+    """Its metadata has other columns: combine would sum other rows."""
+    told = run_ranks(handles_of_editions, 2)
+    assert told[0] == told[1]
+    assert len(told[0]) == 6
+    rule = "which lays handles out in its own way"
+    text = "handle is 'of edition {}': this buffer is of edition {}, "
+    assert told[0]["nvidia", "ascend"] == text.format("ascend", "nvidia-v2.5") + rule
+    assert told[0]["ascend", "nvidia"] == text.format("nvidia-v2.5", "ascend") + rule
