@@ -329,7 +329,7 @@ class EPBuffer(BufferBase, LoadBalancing):
         """Sum what the experts made of every token at its home rank; never multiplies by weights.
 
         Args:
-          x: [rows, H] bf16, a row per row of the dispatch.
+          x: [rows, H] bf16, as many rows as dispatch returned; without CPU sync also those past the last one.
           handle: of the dispatch.
           topk_weights: float32 per row, [rows] when expanded, else [rows, K]; gathered at home.
           bias: [n, H] bf16, or a tuple of two; added first. When deferred, read at the wait.

@@ -134,7 +134,8 @@ class EPHandle:
 
         Raises:
           StaleHandleError: topk_idx was written to.
-          UndefinedError: the dispatch's event was not waited for, so its rows are not sorted yet.
+          UndefinedError: the dispatch's event was not waited for, so its rows are not sorted yet; or its
+            fields contradict each other, because one was written to.
         """
         if self.awaits_sort:
             rule = "a deterministic dispatch sorts its rows in wait(); call it first"
@@ -149,7 +150,7 @@ class EPHandle:
             expert_alignment=self.expert_alignment,
         )
         gather = None if self.dst_gsge_idx is None else array_of(self.dst_gsge_idx)
-        return Handle(
+        plan = Handle(
             rank=rank,
             config=config,
             mode=mode,
@@ -165,6 +166,28 @@ class EPHandle:
             dst_buffer_slot_idx=array_of(self.dst_buffer_slot_idx),
             dst_gsge_idx=gather,
         )
+        _check_rows(plan)
+        return plan
+
+
+def _check_rows(plan: Handle) -> None:
+    """Refuse a handle that names rows or tokens which its own numbers leave no room for."""
+
+    def check(name: str, values: npt.NDArray[Any], low: int, end: int, what: str) -> None:
+        wrong = values[(values < low) | (values >= end)]
+        if wrong.size:
+            raise UndefinedError(f"handle.{name}", f"{what} {wrong[0]}", f"must be {low} to {end - 1}")
+
+    ends = plan.psum_num_recv_tokens_per_rank
+    check("psum_num_recv_tokens_per_rank", ends, 0, plan.num_recv_tokens + 1, "row")
+    sources = plan.config.ep_size * plan.num_max_tokens_per_rank
+    check("recv_src_metadata", plan.gids(), 0, sources, "source")
+    if plan.mode.expand:
+        end = int(plan.block_starts()[-1])
+        if plan.num_expanded_tokens < end:
+            rule = f"the blocks of its experts end at row {end}"
+            raise UndefinedError("handle.num_expanded_tokens", plan.num_expanded_tokens, rule)
+        check("recv_src_metadata", plan.expanded_rows(), -1, end, "row")
 
 
 def handle_of(plan: Handle, topk_idx: torch.Tensor, *, num_sms: int, num_scaleup_ranks: int) -> EPHandle:

@@ -211,6 +211,7 @@ def cached_dispatch(buffer, good):
             setattr(handle, name, wrong)
             refuses(HostCheckError, f"handle.{name}", buffer.dispatch, rows(), **cached)
         setattr(handle, name, kept)
+    contradictions(buffer, handle)
     buffer.dispatch(rows(), **cached)
     good["topk_idx"][0, 0] = 7
     refuses(StaleHandleError, "written to after dispatch", buffer.dispatch, rows(), **cached)
@@ -221,6 +222,28 @@ def cached_dispatch(buffer, good):
     hidden_write.numpy()[0, 0] = 7
     with pytest.raises(AssertionError, match="written to"):
         _ = handle.topk_idx
+
+
+def contradictions(buffer, handle):
+    """Write to one field of a handle so that the others do not fit it."""
+    rank_rows, metadata = handle.psum_num_recv_tokens_per_rank, handle.recv_src_metadata
+    kept = handle.num_expanded_tokens
+    for field, wrong, text in (
+        (rank_rows, 99, "psum_num_recv_tokens_per_rank is 'row 99': must be 0 to"),
+        (metadata[:, TOPK], 16, "recv_src_metadata is 'source 16': must be 0 to 15"),
+        (metadata[:, 0], 99, "recv_src_metadata is 'row 99': must be -1 to"),
+        (metadata[:, 0], -2, "recv_src_metadata is 'row -2': must be -1 to"),
+        (None, 1, "num_expanded_tokens is 1: the blocks of its experts end at row"),
+    ):
+        if field is None:
+            handle.num_expanded_tokens = wrong
+        else:
+            right, field[-1] = int(field[-1]), wrong
+        refuses(UndefinedError, text, buffer.dispatch, rows(), handle=handle, do_expand=True)
+        refuses(UndefinedError, text, buffer.combine, rows(64), handle)
+        if field is not None:
+            field[-1] = right
+    handle.num_expanded_tokens = kept
 
 
 def native_combine(rank, num_ranks):
@@ -243,9 +266,15 @@ def native_combine(rank, num_ranks):
     host("rows of 262144 bytes on chip", x=torch.zeros(len(recv_x), 2**17, dtype=BF16))
     refuses(HostCheckError, "handle is 'tuple'", buffer.combine, recv_x, (1, 2))
     refuses(UndefinedError, "bias is 'a list'", buffer.combine, recv_x, handle, bias=[good_bias])
-    refuses(UndefinedError, "the handle reads row", buffer.combine, recv_x[:-1], handle)
-    # More rows than the handle names are legal: the rest is not read.
-    buffer.combine(torch.cat((recv_x, recv_x)), handle)
+    for wrong in (recv_x[:-1], recv_x[:0], torch.cat((recv_x, recv_x))):
+        text = f"x is '{len(wrong)} rows': the handle has {len(recv_x)}, as dispatch returned them"
+        refuses(UndefinedError, text, buffer.combine, wrong, handle)
+    # Without CPU sync, more rows than any token made are what dispatch returned.
+    worst, _, _, handle_of_worst, _ = buffer.dispatch(**good, do_cpu_sync=False)
+    assert len(worst) > len(recv_x)
+    for wrong in (recv_x, worst[:-1]):
+        refuses(UndefinedError, f"the handle has {len(worst)}", buffer.combine, wrong, handle_of_worst)
+    assert torch.equal(buffer.combine(worst, handle_of_worst)[0], buffer.combine(recv_x, handle)[0])
     # A handle may come from another buffer, which was larger.
     wide = deep_ep.EPBuffer(dist.group.WORLD, 2**24, 4096).dispatch(**good)
     refuses(HostCheckError, "this combine needs", buffer.combine, wide[0], wide[3])
