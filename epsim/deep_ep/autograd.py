@@ -13,8 +13,10 @@ import torch
 from epsim.deep_ep.ep import EPBuffer
 from epsim.deep_ep.errors import RefusedError, UnsupportedError
 from epsim.deep_ep.handle import EPHandle
+from epsim.deep_ep.turns import one_at_a_time
 
 
+@one_at_a_time
 def dispatch(
     buffer: EPBuffer,
     x: torch.Tensor,
@@ -44,7 +46,6 @@ def dispatch(
         home.
       Otherwise as `EPBuffer.dispatch`.
     """
-    buffer.check_alive("dispatch")
     options = {"do_expand": True} | options
     options = {"do_zero_padding": options["do_expand"]} | options
     with buffer.exchange.telling("dispatch"):
@@ -63,6 +64,7 @@ def dispatch(
     return recv_x, recv_weights, made[0]
 
 
+@one_at_a_time
 def combine(buffer: EPBuffer, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
     """Sum the experts' rows at home; the backward sends the gradient to all of them.
 

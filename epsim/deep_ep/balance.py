@@ -17,6 +17,7 @@ from epsim.deep_ep.context import Context
 from epsim.deep_ep.errors import HostCheckError, raised_as
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.tensor_checks import Tensors, check_tensor, listed
+from epsim.deep_ep.turns import Turn, one_at_a_time
 from reference.experts.redundancy import GRAD_DTYPES, check_redundancy_mapping, sum_copies
 
 Mapping32 = npt.NDArray[np.int32]
@@ -26,11 +27,13 @@ class LoadBalancing(ABC):
     """The two calls of a buffer; both are collective and done when they return."""
 
     _context: Context
+    turn: Turn
 
     @abstractmethod
     def check_alive(self, operation: str) -> None:
         """Refuse a call on a destroyed buffer; see `BufferBase`."""
 
+    @one_at_a_time
     def lb_prefetch_weights(
         self,
         redundant_expert_weights: Tensors,
@@ -54,10 +57,10 @@ class LoadBalancing(ABC):
           Source: `reference.experts.redundancy`; upstream's Ascend kernels are not written yet.
         """
         del num_sms, previous_event
-        self.check_alive("lb_prefetch_weights")
         prefetch_weights(redundant_expert_weights, expert_weights, redundancy_mapping, self._context)
         return EventOverlap(EventHandle())
 
+    @one_at_a_time
     def lb_reduce_grads(
         self,
         redundant_expert_grads: Tensors,
@@ -79,7 +82,6 @@ class LoadBalancing(ABC):
           As `lb_prefetch_weights`.
         """
         del num_sms, previous_event
-        self.check_alive("lb_reduce_grads")
         reduce_grads(redundant_expert_grads, expert_grads, redundancy_mapping, self._context)
         return EventOverlap(EventHandle())
 

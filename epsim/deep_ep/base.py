@@ -9,6 +9,7 @@ from epsim.deep_ep.comm.handle import HCCLCommHandle, get_hccl_comm_handle
 from epsim.deep_ep.errors import PeerLostError, PeerRefusedError, RankMismatchError, RefusedError
 from epsim.deep_ep.exchange import Exchange
 from epsim.deep_ep.meeting import group_of, telling_peers
+from epsim.deep_ep.turns import Turn, one_at_a_time
 from reference.memory.workspace import WORKSPACE_BYTES
 
 
@@ -47,6 +48,7 @@ class BufferBase:
       group, rank_idx, num_ranks, explicitly_destroy, num_bytes: as above.
       hccl_comm_handle: of the group.
       exchange: the channel to the other ranks.
+      turn: which thread is in a call.
       is_destroyed: no call is legal any more.
 
     Raises:
@@ -56,6 +58,7 @@ class BufferBase:
     """
 
     exchange: Exchange
+    turn: Turn
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class BufferBase:
         self.explicitly_destroy, self.num_bytes = explicitly_destroy, num_bytes
         self.hccl_comm_handle: HCCLCommHandle = get_hccl_comm_handle(self.group)
         self.exchange = Exchange(self.group, timeout_secs=timeout_secs)
+        self.turn = Turn()
         self.is_destroyed = False
 
     @property
@@ -90,6 +94,7 @@ class BufferBase:
         if self.is_destroyed:
             raise RefusedError("buffer", "destroyed", f"{operation} needs a buffer that still exists")
 
+    @one_at_a_time
     def destroy(self) -> None:
         """End the buffer, together with all other ranks.
 
@@ -99,7 +104,6 @@ class BufferBase:
         Raises:
           RefusedError: destroyed already.
         """
-        self.check_alive("destroy")
         exchange, self.is_destroyed = self.exchange, True
         del self.exchange
         leave(exchange)

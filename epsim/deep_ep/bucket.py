@@ -31,6 +31,7 @@ from epsim.deep_ep.outstanding import Delivery, Outstanding
 from epsim.deep_ep.regions import Part, Regions, check_batch, check_disjoint, checked_bytes
 from epsim.deep_ep.session import BucketSession
 from epsim.deep_ep.tensor_checks import Tensors, listed
+from epsim.deep_ep.turns import one_at_a_time
 from reference.collectives import reductions
 from reference.collectives.bucket import MAX_GROUPS, UNDEFINED
 
@@ -156,6 +157,7 @@ class BucketBuffer(BufferBase):
         """Return a session, to be used in a `with` block."""
         return BucketSession(self)
 
+    @one_at_a_time
     def barrier(
         self,
         wait_comm_stream: bool = True,
@@ -175,20 +177,20 @@ class BucketBuffer(BufferBase):
           RefusedError: as `get_context_idx`, or the buffer is destroyed.
         """
         del wait_comm_stream, with_cpu_sync, sequential
-        self._exchange_of("barrier", group).barrier()
+        self._exchange_of(group).barrier()
 
+    @one_at_a_time
     def destroy(self) -> None:
         """End the buffer, together with all ranks of all its groups; raises as `BufferBase.destroy`."""
-        self.check_alive("destroy")
         for exchange in self.exchanges[1:]:
             leave(exchange)
         super().destroy()
         self.exchanges.clear()
 
-    def _exchange_of(self, operation: str, group: Any) -> Exchange:  # noqa: ANN401 - torch's type
-        self.check_alive(operation)
+    def _exchange_of(self, group: Any) -> Exchange:  # noqa: ANN401 - torch's type
         return self.exchanges[self.get_context_idx(group)]
 
+    @one_at_a_time
     def all_gather(
         self,
         srcs: Tensors,
@@ -216,7 +218,7 @@ class BucketBuffer(BufferBase):
           RankMismatchError: number, dtype, size or place of a tensor differs between ranks.
           PeerRefusedError: another rank's tensors do not fit.
         """
-        exchange = self._exchange_of("all_gather", group)
+        exchange = self._exchange_of(group)
 
         def prepare() -> list[Part]:
             outs = None if dsts is None else listed("dsts", dsts)
@@ -263,6 +265,7 @@ class BucketBuffer(BufferBase):
                 parts.append(self.regions.target_part(src, dst, rank, size, number))
         return parts
 
+    @one_at_a_time
     def reduce_scatter(
         self,
         srcs: Tensors,
@@ -291,7 +294,7 @@ class BucketBuffer(BufferBase):
           UnsupportedError: edition ascend.
           HostCheckError, RankMismatchError, PeerRefusedError: as `all_gather`.
         """
-        exchange = self._exchange_of("reduce_scatter", group)
+        exchange = self._exchange_of(group)
         size = exchange.num_ranks
         same = {"comm_precision": comm_precision, "scale": scale}
 
@@ -314,6 +317,7 @@ class BucketBuffer(BufferBase):
 
         return self._event(Delivery("reduce_scatter", parts, finish), srcs, num_sms)
 
+    @one_at_a_time
     def all_reduce(
         self,
         srcs: Tensors,
@@ -336,7 +340,7 @@ class BucketBuffer(BufferBase):
           UnsupportedError: edition ascend.
           HostCheckError, RankMismatchError, PeerRefusedError: as `all_gather`.
         """
-        exchange = self._exchange_of("all_reduce", group)
+        exchange = self._exchange_of(group)
         parts = self._agreed(
             exchange,
             "all_reduce",

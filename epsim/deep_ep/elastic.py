@@ -16,6 +16,7 @@ from epsim.deep_ep.events import EventHandle
 from epsim.deep_ep.handle import EPHandle
 from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.tensor_checks import Payload
+from epsim.deep_ep.turns import one_at_a_time
 
 V2 = "nvidia-v2"
 
@@ -94,6 +95,7 @@ class ElasticBuffer(EPBuffer):
         """Wait until all ranks are here; the arguments have no meaning on the CPU."""
         comm.barrier(self, use_comm_stream, with_cpu_sync, sequential)
 
+    @one_at_a_time
     def dispatch(  # type: ignore[override]
         self,
         x: Payload,
@@ -145,6 +147,7 @@ class ElasticBuffer(EPBuffer):
         )
         return found
 
+    @one_at_a_time
     def combine(  # type: ignore[override]
         self,
         x: torch.Tensor,

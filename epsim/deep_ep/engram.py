@@ -17,6 +17,7 @@ from epsim.deep_ep.editions import edition_of
 from epsim.deep_ep.entries import TORCH_DTYPES, EngramMemory, FetchHook, check_tables, entry_dtype
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
 from epsim.deep_ep.meeting import group_of, telling_peers
+from epsim.deep_ep.turns import one_at_a_time
 from reference.collectives.engram import EngramConfig
 from reference.config import whole_number
 from reference.edition import Edition
@@ -169,6 +170,7 @@ class EngramBuffer(BufferBase):
         del group, num_layers, num_max_tokens, num_entries_per_token, num_max_read_requests_per_qp
         return 0, 0, False
 
+    @one_at_a_time
     def set_config(
         self,
         num_entries_per_layer: Sequence[int],
@@ -193,7 +195,6 @@ class EngramBuffer(BufferBase):
             numbers take more than the 4 kB in which ranks compare them.
           RankMismatchError: a number differs between ranks.
         """
-        self.check_alive("set_config")
         numbers = (num_entries_per_layer, hidden, num_max_tokens, num_entries_per_token, dtype, num_sf_packs)
         with self.exchange.telling("set_config"):
             config = _config(*numbers)
@@ -211,6 +212,7 @@ class EngramBuffer(BufferBase):
             if needs > has:
                 raise HostCheckError(field, has, f"this configuration needs {needs} bytes")
 
+    @one_at_a_time
     def write(self, storages: Sequence[torch.Tensor], sfs: Sequence[torch.Tensor] | None = None) -> None:
         """Store this rank's entries for all ranks to read, copied; collective.
 
@@ -224,7 +226,6 @@ class EngramBuffer(BufferBase):
             the dtype.
           PeerRefusedError: another rank's tables do not fit.
         """
-        self.check_alive("write")
         with self.exchange.telling("write"):
             memory = self._check_write(storages, sfs)
         self.exchange.agree("write")
@@ -257,6 +258,7 @@ class EngramBuffer(BufferBase):
         parts = self.exchange.all_gather(rows, [len(rows)] * self.num_ranks)
         return torch.cat([tensor_of(part) for part in parts]).view(table.dtype)
 
+    @one_at_a_time
     def fetch(
         self, indices: torch.Tensor, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = True
     ) -> list[FetchHook]:
@@ -277,7 +279,6 @@ class EngramBuffer(BufferBase):
           UndefinedError: an id beyond the table.
         """
         del num_qps
-        self.check_alive("fetch")
         memory = self._memory
         if memory is None:
             raise HostCheckError("fetch", "before set_config", "first set_config, then write, then fetch")

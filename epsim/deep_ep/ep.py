@@ -25,6 +25,7 @@ from epsim.deep_ep.events import EventHandle
 from epsim.deep_ep.handle import EPHandle
 from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.tensor_checks import Payload
+from epsim.deep_ep.turns import one_at_a_time
 
 
 class EPBuffer(BufferBase, LoadBalancing):
@@ -225,6 +226,7 @@ class EPBuffer(BufferBase, LoadBalancing):
         """Return AI cores for the load-balancing calls: all of them."""
         return self.get_theoretical_num_sms(0, 0)
 
+    @one_at_a_time
     def dispatch(
         self,
         x: Payload,
@@ -288,7 +290,6 @@ class EPBuffer(BufferBase, LoadBalancing):
           RankMismatchError, PeerRefusedError, PeerLostError: see `Exchange.agree`.
           Source: deepep-ascend.md section 1.5; deepep-v2.md section 2.
         """
-        self.check_alive("dispatch")
         arguments = DispatchArguments(
             x=x,
             topk_idx=topk_idx,
@@ -313,6 +314,7 @@ class EPBuffer(BufferBase, LoadBalancing):
         )
         return dispatch(arguments, self._context)
 
+    @one_at_a_time
     def combine(
         self,
         x: torch.Tensor,
@@ -349,7 +351,6 @@ class EPBuffer(BufferBase, LoadBalancing):
           Source: deepep-ascend.md section 1.6; deepep-v2.md section 3.
         """
         del num_sms
-        self.check_alive("combine")
         arguments = CombineArguments(
             x=x,
             handle=handle,
@@ -363,6 +364,7 @@ class EPBuffer(BufferBase, LoadBalancing):
         )
         return combine(arguments, self._context)
 
+    @one_at_a_time
     def destroy(self) -> None:
         """End the buffer, together with all other ranks; see `BufferBase.destroy`.
 
@@ -370,7 +372,6 @@ class EPBuffer(BufferBase, LoadBalancing):
           UndefinedError: a deferred operation has not been waited for, and no exception is being handled.
           RefusedError: destroyed already.
         """
-        self.check_alive("destroy")
         if sys.exception() is None and self._context.outstanding.is_waited_for:
             with self.exchange.telling("destroy"):
                 self._context.outstanding.check_idle("destroy")

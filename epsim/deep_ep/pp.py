@@ -17,6 +17,7 @@ from epsim.deep_ep.exchange import Bytes
 from epsim.deep_ep.lanes import Inbox, Outbox
 from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.tensor_checks import check_tensor
+from epsim.deep_ep.turns import one_at_a_time
 from reference.collectives.pipeline import MAX_SLOT_BYTES, TO_NEXT, TO_PREVIOUS, pipeline_buffer_bytes
 from reference.memory.sizes import RECORD_ALIGN_BYTES, align
 
@@ -119,6 +120,7 @@ class PPBuffer(BufferBase):
         """Rank after this one in the ring."""
         return int((self.rank_idx + 1) % self.num_ranks)
 
+    @one_at_a_time
     def send(self, x: torch.Tensor, dst_rank_idx: int, num_sms: int | None = None) -> None:
         """Send a tensor to a neighbour; returns when a slot was free and x may be written again.
 
@@ -132,9 +134,10 @@ class PPBuffer(BufferBase):
           PeerLostError: the neighbour received nothing within the time limit, or is gone.
         """
         del num_sms
-        data = self._bytes_of("send", x)
+        data = self._bytes_of(x)
         self._lane("dst_rank_idx", self._outboxes, dst_rank_idx).send(data)
 
+    @one_at_a_time
     def recv(self, x: torch.Tensor, src_rank_idx: int, num_sms: int | None = None) -> None:
         """Receive the next tensor of a neighbour.
 
@@ -149,7 +152,7 @@ class PPBuffer(BufferBase):
           PeerLostError: the neighbour sent nothing within the time limit, or is gone.
         """
         del num_sms
-        data = self._bytes_of("recv", x)
+        data = self._bytes_of(x)
         self._lane("src_rank_idx", self._inboxes, src_rank_idx).receive(data)
 
     def _lane(self, field: str, lanes: dict[int, Lane], peer: int) -> Lane:
@@ -158,8 +161,7 @@ class PPBuffer(BufferBase):
             raise HostCheckError(field, peer, f"must be a neighbour of rank {self.rank_idx}, {known}")
         return lanes[peer]
 
-    def _bytes_of(self, operation: str, x: torch.Tensor) -> Bytes:
-        self.check_alive(operation)
+    def _bytes_of(self, x: torch.Tensor) -> Bytes:
         check_tensor("x", x, dim=None, dtype=None)
         if not 0 < x.nbytes <= self.num_max_tensor_bytes:
             rule = f"must have 1 to num_max_tensor_bytes {self.num_max_tensor_bytes} bytes"

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from epsim.deep_ep.streams import comm_stream
+from epsim.deep_ep.turns import one_at_a_time
 
 if TYPE_CHECKING:
     from epsim.deep_ep.base import BufferBase
 
 
+@one_at_a_time
 def barrier(
     buffer: "BufferBase",
     wait_comm_stream: bool = True,
@@ -26,11 +28,11 @@ def barrier(
 
     Raises:
       RefusedError: the buffer is destroyed.
+      UndefinedError: another thread is in a call of it.
       RankMismatchError: another rank makes another call.
       PeerLostError: a rank is gone or late.
     """
     del wait_comm_stream, with_cpu_sync, sequential
-    buffer.check_alive("barrier")
     buffer.exchange.barrier()
 
 
