@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from epsim.errors import InputError
 from epsim.inputs.routed import distinct_ranks
 from reference.config import EPConfig
+from reference.counts import Counts
+from reference.edition import EditionName, find_edition
 from reference.memory.limits import MAX_AIVS, Limit, limits
 from reference.memory.sizes import Dtype, align
 from reference.plan import count_rows
@@ -51,7 +53,7 @@ class Inspection:
       multi_hit_share: rows with several experts on their rank: what deduplication saves.
       expert_drop: what `expert_limit` would drop; None = not asked.
       rank_drop: what `rank_limit` would drop; None = not asked.
-      limits: what DeepEP-Ascend would refuse or comes close to.
+      limits: see `edition_limits`.
       notes: what to know of the routing before its numbers.
     """
 
@@ -80,10 +82,28 @@ class Inspection:
     notes: tuple[str, ...] = ()
 
 
+def edition_limits(
+    config: EPConfig, counts: Counts, *, edition: EditionName, dtype: Dtype, num_aivs: int
+) -> tuple[Limit, ...]:
+    """Return what an edition's library refuses of a group that the reference covers, or comes close to.
+
+    Args:
+      config: the group.
+      counts: rows of its routing.
+      edition: of the library; only those of DeepEP-Ascend are known.
+      dtype: of dispatch.
+      num_aivs: vector cores of the kernels.
+    """
+    if not find_edition(edition).has_gather_idx:
+        return ()
+    return tuple(limits(config, num_aivs=num_aivs, dtype=dtype, counts=counts))
+
+
 def inspect_routing(
     config: EPConfig,
     topk: TopK,
     *,
+    edition: EditionName = "ascend",
     dtype: Dtype = "fp8",
     num_aivs: int = MAX_AIVS,
     expert_limit: int | None = None,
@@ -95,6 +115,7 @@ def inspect_routing(
     Args:
       config: the group.
       topk: routing in physical ids.
+      edition: whose limits.
       dtype: of dispatch, for the limits.
       num_aivs: vector cores of the kernels, for the limits.
       expert_limit: choices that an expert would take; None = all.
@@ -132,7 +153,7 @@ def inspect_routing(
         multi_hit_share=float(counts.multi_hit_rows.sum()) / num_rows if num_rows else 0.0,
         expert_drop=_dropped("expert limit", choices.tolist(), expert_limit),
         rank_drop=_dropped("rank limit", counts.received_rows.tolist(), rank_limit),
-        limits=tuple(limits(config, num_aivs=num_aivs, dtype=dtype, counts=counts)),
+        limits=edition_limits(config, counts, edition=edition, dtype=dtype, num_aivs=num_aivs),
         notes=notes,
     )
 

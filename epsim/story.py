@@ -10,11 +10,14 @@ from typing import Literal
 import numpy as np
 
 from epsim.errors import InputError
+from epsim.inspection import edition_limits
 from reference.config import EPConfig
 from reference.handle import DispatchMode, Handle
+from reference.memory.limits import Limit
 from reference.memory.sizes import Dtype, row_bytes
 from reference.order import ReductionOrder, library_order
 from reference.placement import local_expert_ids, plan_dispatch
+from reference.plan import count_rows
 from reference.topk import TopK
 
 
@@ -109,6 +112,7 @@ class Story:
       parts: terms of the final fp32 sum after the biases, in order; the result is rounded once more.
       wire_bytes_out: bytes of records that leave the token's rank.
       wire_bytes_back: bytes of what comes back from other ranks.
+      limits: what the edition's library refuses of the group or comes close to; see `edition_limits`.
       notes: what to know of the routing before the story.
     """
 
@@ -124,6 +128,7 @@ class Story:
     parts: tuple[SumPart, ...]
     wire_bytes_out: int
     wire_bytes_back: int
+    limits: tuple[Limit, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -143,6 +148,7 @@ class RowStory:
       expert: global expert of an expanded row or of the padding's block; None else.
       k: column that made the row (its master for a received row); None = no token.
       story: of the token; None = no token.
+      limits: as the story's.
     """
 
     rank: int
@@ -153,6 +159,7 @@ class RowStory:
     expert: int | None = None
     k: int | None = None
     story: Story | None = None
+    limits: tuple[Limit, ...] = ()
 
 
 class Storyteller:
@@ -192,6 +199,13 @@ class Storyteller:
         self.is_summed_first = self.order.in_rank or not self.mode.expand
         self.handles = plan_dispatch(config, topk, mode=self.mode)
         self.owner, self.local = config.expert_ranks(), local_expert_ids(config)
+        self.limits = edition_limits(
+            config,
+            count_rows(config, topk),
+            edition=self.mode.edition,
+            dtype=dtype,
+            num_aivs=self.mode.num_aivs,
+        )
         is_ascend = self.mode.rules.has_gather_idx
         self.bytes = row_bytes(config, dtype=dtype, edition="ascend" if is_ascend else "nvidia-v2")
 
@@ -224,6 +238,7 @@ class Storyteller:
             parts=self._parts(records),
             wire_bytes_out=sum(record.dispatch_bytes for record in remote),
             wire_bytes_back=sum(record.combine_bytes for record in remote),
+            limits=self.limits,
             notes=self.notes,
         )
 
@@ -325,7 +340,9 @@ class Storyteller:
         stream: Stream = "received" if is_received or not self.mode.expand else "expanded"
         num_rows = handle.num_real_recv_tokens if stream == "received" else int(handle.block_starts()[-1])
         _check("row", row, num_rows, f"{stream} rows at rank {rank}")
-        found = RowStory(rank=rank, row=row, stream=stream, kind="padding", num_rows=num_rows)
+        found = RowStory(
+            rank=rank, row=row, stream=stream, kind="padding", num_rows=num_rows, limits=self.limits
+        )
         if stream == "received":
             gid, k = int(handle.gids()[row]), int(handle.masters()[row])
         else:

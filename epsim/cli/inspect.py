@@ -35,6 +35,7 @@ def inspect(
     found = inspect_routing(
         routed.config,
         routed.topk,
+        edition=options.edition,
         dtype=options.dtype,
         num_aivs=options.num_aivs,
         expert_limit=expert_limit,

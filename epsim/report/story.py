@@ -9,6 +9,7 @@ from epsim.inspection import Dropped, Inspection
 from epsim.report.prediction import plain_table
 from epsim.story import Record, RowStory, Story, SumPart
 from reference.comparison.mismatch import NUM_SHOWN
+from reference.memory.limits import Limit
 
 BAR_WIDTH = 32
 MAX_BARS = 32
@@ -21,18 +22,21 @@ def story_text(story: Story) -> str:
     lines.append(_indented(_choices(story)))
     if not story.records:
         nowhere = "goes nowhere: combine returns the biases, or zeros without them"
-        return "\n".join([*lines, "", nowhere, *_notes(story.notes)])
+        return "\n".join([*lines, "", nowhere, *_notes(story.limits, story.notes)])
     way = f"dispatch, {story.dtype} ({story.edition})"
     lines += ["", f"{way}: one record per rank, {story.wire_bytes_out:,} bytes cross the wire"]
     lines += [f"  {_sent(record, story)}" for record in story.records]
     lines += ["", f"combine, bf16: {story.wire_bytes_back:,} bytes cross the wire"]
     is_apart = any(part.level == "row" for part in story.parts)
     lines += [f"  {_returned(record, is_apart)}" for record in story.records]
-    return "\n".join([*lines, "", *_sum_lines(story), *_notes(story.notes)])
+    return "\n".join([*lines, "", *_sum_lines(story), *_notes(story.limits, story.notes)])
 
 
-def _notes(notes: Sequence[str]) -> list[str]:
-    return [f"note: {note}" for note in notes]
+def _notes(limits: Sequence[Limit], notes: Sequence[str]) -> list[str]:
+    """Return the last lines: what upstream refuses, though the reference defines it, and other notes."""
+    said = {"error": "note: DeepEP-Ascend refuses this", "warning": "note: DeepEP-Ascend, a warning"}
+    lines = [f"{said[hit.severity]}: {hit.field} {hit.value:,} {hit.rule}" for hit in limits]
+    return [*lines, *(f"note: {note}" for note in notes)]
 
 
 def _choices(story: Story) -> str:
@@ -124,7 +128,8 @@ def row_text(found: RowStory) -> str:
     """Return where a row comes from, and the token's story."""
     name = f"{found.stream} row {found.row} at rank {found.rank}"
     if found.kind == "padding" or found.story is None:
-        return f"{name}: padding of expert {found.expert}, no token"
+        padding = f"{name}: padding of expert {found.expert}, no token"
+        return "\n".join([padding, *_notes(found.limits, ())])
     story, via = found.story, f"k {found.k}"
     via += f", expert {found.expert}" if found.expert is not None else ", the master"
     return f"{name}: token {story.token} of rank {story.rank}, via {via}\n\n{story_text(story)}"
@@ -163,8 +168,7 @@ def inspection_text(found: Inspection, title: str) -> str:
     for what, drop in (("expert", found.expert_drop), ("rank", found.rank_drop)):
         if drop is not None:
             lines.append(_drop(what, drop))
-    lines += [f"{hit.severity}: {hit.field} {hit.value:,} {hit.rule}" for hit in found.limits]
-    return "\n".join([*lines, *_notes(found.notes)])
+    return "\n".join([*lines, *_notes(found.limits, found.notes)])
 
 
 def _histogram(counts: Sequence[int]) -> str:

@@ -213,9 +213,33 @@ def test_inspect_as_json(output):
     assert (found["expert_choices"], found["distinct_ranks"]) == ([4, 3, 4, 4], [1, 2, 4, 0])
 
 
-def test_inspect_says_what_upstream_refuses(output):
-    _, text = output("inspect --routing uniform --ep 3 --experts 9 --topk 2 --tokens 4")
-    assert "error: ep_size 3 must be even" in text
+def test_inspect_and_explain_say_alike_what_upstream_refuses(output):
+    """The reference defines such a group; only an edition without these limits has nothing to add."""
+    group = "--routing uniform --ep 3 --experts 6 --topk 2 --tokens 3 --hidden 100"
+    refused = [
+        "note: DeepEP-Ascend refuses this: ep_size 3 must be even: spare channels pair ranks",
+        "note: DeepEP-Ascend refuses this: hidden 100 must be a multiple of 128",
+    ]
+    question = "explain --rank 0 --token 0"
+    for command in ("inspect", question, "explain --row 2 --at-rank 0", "explain --row 255 --at-rank 0"):
+        code, text = output(f"{command} {group}")
+        notes = [line for line in text.split("\n") if line.startswith("note: ")]
+        assert (code, notes[:2], len(notes)) == (0, refused, 3)
+    for other in (group.replace("3", "4").replace("100", "128"), f"{group} --edition nvidia-v2.5"):
+        assert "note: " not in output(f"{question} {other}")[1]
+    numbers = json.loads(output(f"{question} {group} --json")[1])["limits"]
+    assert numbers == json.loads(output(f"inspect {group} --json")[1])["limits"]
+    assert [hit["id"] for hit in numbers] == ["even-ranks", "combine-hidden", "padded-hidden"]
+
+
+def test_a_dump_of_another_edition_has_no_limits_of_ascend(output, folder):
+    group = CaptureGroup(ep_size=3, num_experts=6, num_topk=2, hidden=100, num_max_tokens_per_rank=4)
+    options = CaptureOptions(edition="nvidia-v2.5")
+    ids = {"topk_idx": np.array([[0, 1], [1, 2]])}
+    write_capture(folder / "nvidia", Capture(group=group, options=options, ranks=(ids, dict(ids), dict(ids))))
+    for command in ("inspect", "explain --rank 0 --token 0"):
+        code, text = output(f"{command} --routing nvidia")
+        assert (code, "DeepEP-Ascend" in text) == (0, False)
 
 
 def test_debug_of_a_right_dump(output):
