@@ -36,7 +36,7 @@ class GroupOptions:
     ] = None
     topk: Annotated[int | None, Whole, Parameter(help="choices of a token; a file knows them, else 6")] = None
     tokens: Annotated[str | None, Parameter(help="of a law: per rank, one number or 4,3; else 16")] = None
-    seed: Annotated[int, Whole, Parameter(help="of a law")] = 0
+    seed: Annotated[int | None, Whole, Parameter(help="of a law, else 0")] = None
     masked_ratio: Annotated[float, Parameter(help="of a law: chance that a choice is masked")] = 0.0
     hidden: Annotated[int | None, Whole, Parameter(help="elements of a token, else 7168")] = None
     alignment: Annotated[

@@ -39,7 +39,8 @@ class RoutingRequest:
       experts: E; needed with a file other than a dump.
       topk: K; a file knows it.
       tokens: per rank, one number or [R]; for laws and histograms.
-      seed, masked_ratio: of laws and histograms.
+      seed: of laws and histograms, else 0.
+      masked_ratio: likewise.
       hidden, alignment: H and A of the group.
       capacity: M; None = the most tokens of a rank.
     """
@@ -49,7 +50,7 @@ class RoutingRequest:
     experts: int | None = None
     topk: int | None = None
     tokens: tuple[int, ...] | None = None
-    seed: int = 0
+    seed: int | None = None
     masked_ratio: float = 0.0
     hidden: int | None = None
     alignment: int | None = None
@@ -117,13 +118,14 @@ def load_routing(request: RoutingRequest) -> Routed:
         rule = f"ranks x tokens x top-k must be at most {MAX_CHOICES:,}"
         raise InputError("tokens", max(tokens), rule)
     per_rank = tokens[0] if len(tokens) == 1 else tokens
-    text = f"{routing} (seed {request.seed})"
+    seed = 0 if request.seed is None else request.seed
+    text = f"{routing} (seed {seed})"
     if path.suffix in LOAD_SUFFIXES:
         topk = sample_loads(
             config,
             read_loads(path, config),
             tokens_per_rank=per_rank,
-            seed=request.seed,
+            seed=seed,
             masked_ratio=request.masked_ratio,
             with_weights=True,
         )
@@ -132,7 +134,7 @@ def load_routing(request: RoutingRequest) -> Routed:
             config,
             routing,
             tokens_per_rank=per_rank,
-            seed=request.seed,
+            seed=seed,
             masked_ratio=request.masked_ratio,
             with_weights=True,
         )
@@ -142,6 +144,8 @@ def load_routing(request: RoutingRequest) -> Routed:
 def _from_file(request: RoutingRequest) -> Routed:
     if request.tokens is not None:
         raise InputError("tokens", request.tokens[0], "goes with a law or a histogram; a file has its own")
+    if request.seed is not None:
+        raise InputError("seed", request.seed, "goes with a law or a histogram")
     if request.masked_ratio:
         raise InputError("masked ratio", request.masked_ratio, "goes with a law or a histogram")
     if (Path(request.routing) / INDEX).exists():

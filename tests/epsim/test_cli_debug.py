@@ -225,7 +225,7 @@ def test_inspect_and_explain_say_alike_what_upstream_refuses(output):
         code, text = output(f"{command} {group}")
         notes = [line for line in text.split("\n") if line.startswith("note: ")]
         assert (code, notes[:2], len(notes)) == (0, refused, 3)
-    for other in (group.replace("3", "4").replace("100", "128"), f"{group} --edition nvidia-v2.5"):
+    for other in (group.replace("ep 3", "ep 2").replace("100", "256"), f"{group} --edition nvidia-v2.5"):
         assert "note: " not in output(f"{question} {other}")[1]
     numbers = json.loads(output(f"{question} {group} --json")[1])["limits"]
     assert numbers == json.loads(output(f"inspect {group} --json")[1])["limits"]
@@ -370,6 +370,10 @@ BAD = {
     "inspect --routing worked.safetensors --experts 4 --topk 2": "num_topk is 2",
     "inspect --routing worked.safetensors --experts 4 --tokens 4": "goes with a law or a histogram",
     "inspect --routing worked.safetensors --experts 4 --masked-ratio 0.5": "goes with a law or a histogram",
+    "inspect --routing worked.safetensors --experts 4 --seed 0": "seed is 0: goes with a law or a histogram",
+    "explain --routing worked.safetensors --experts 4 --seed 5 --rank 0 --token 0": "seed is 5: goes with a",
+    "inspect --routing right --seed 5": "seed is 5: goes with a law or a histogram",
+    "explain --routing ranks --experts 4 --seed 5 --rank 0 --token 0": "seed is 5: goes with a law",
     "inspect --routing worked.safetensors --experts 4 --capacity 3": "num_max_tokens_per_rank is 3",
     "inspect --routing cut.safetensors --experts 8": "is not a whole .safetensors file",
     "inspect --routing objects.npy --experts 8": "only plain number arrays are read",
