@@ -75,6 +75,8 @@ __simt_vf__ __launch_bounds__(kMaxThreads) void write_requests(Cfg cfg, RequestS
     const uint32_t head = source.head + urma::kDispatchWqebbs * request;
     asc_stcg(simt::sq_word(source.sq_base, cfg.sq_depth, head, simt::lane()), word);
   }
+  // The DSB before the doorbell orders these stores, too, say the documents (a fence or a DSB), and so does
+  // the twin, which misses neither alone. Kept until hardware has shown which of them is enough.
   asc_threadfence();
 }
 
