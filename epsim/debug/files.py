@@ -36,8 +36,10 @@ _DTYPES: dict[str, npt.DTypeLike] = {
     "BF16": BF16,
     "F8_E4M3": FP8,
     "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
 }
-"""Names of the safetensors format; its own NumPy reader knows no bf16 and no fp8."""
+"""Names in the safetensors format, of what can be compared; its own NumPy reader knows no bf16 and no fp8."""
 
 
 def read_arrays(path: Path) -> Arrays:
