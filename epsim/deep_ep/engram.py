@@ -14,8 +14,8 @@ from epsim.deep_ep.arrays import array_of, tensor_of
 from epsim.deep_ep.base import BufferBase
 from epsim.deep_ep.comm import barrier, get_comm_stream, get_logical_domain_size, get_physical_domain_size
 from epsim.deep_ep.editions import edition_of
-from epsim.deep_ep.entries import TORCH_DTYPES, EngramMemory, FetchHook, check_tables, entry_dtype
-from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
+from epsim.deep_ep.entries import TORCH_DTYPES, EngramMemory, Fetched, FetchHook, check_tables, entry_dtype
+from epsim.deep_ep.errors import HostCheckError, RefusedError, UndefinedError, UnsupportedError, raised_as
 from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.turns import one_at_a_time
 from reference.collectives.engram import EngramConfig
@@ -267,7 +267,7 @@ class EngramBuffer(BufferBase):
         Args:
           indices: [Y, T, J] int32, contiguous: owner rank * N + row; negative = leave the place as an
             earlier fetch left it, its scales are undefined (here -1).
-          num_qps: accepted and ignored.
+          num_qps: Ascend: must be 0; else accepted and ignored.
           use_tma_aligned_col_major_sf: scales have strides (1, T), on NVIDIA (1, al(T, 4)); else (J P, 1).
 
         Returns:
@@ -275,10 +275,12 @@ class EngramBuffer(BufferBase):
           buffer that the next fetch overwrites; for fp8 also fresh scales [T, J P].
 
         Raises:
+          UnsupportedError: queue pairs (Ascend).
           HostCheckError: before set_config or write, or indices of another shape or dtype.
-          UndefinedError: an id beyond the table.
+          UndefinedError: an id beyond the table; from a hook, that set_config came after its fetch.
         """
-        del num_qps
+        if self.edition.name == "ascend":
+            _refuse_others(num_qps=(num_qps, 0))
         memory = self._memory
         if memory is None:
             raise HostCheckError("fetch", "before set_config", "first set_config, then write, then fetch")
@@ -286,7 +288,15 @@ class EngramBuffer(BufferBase):
             raise HostCheckError("fetch", "before write", "set_config emptied the table, write entries first")
         memory.check_indices(indices)
         column_major = use_tma_aligned_col_major_sf
-        return [memory.fetch(layer, ids, column_major=column_major) for layer, ids in enumerate(indices)]
+        hooks = [memory.fetch(layer, ids, column_major=column_major) for layer, ids in enumerate(indices)]
+        return [functools.partial(self._fetched, memory, hook) for hook in hooks]
+
+    def _fetched(self, memory: EngramMemory, hook: FetchHook) -> Fetched:
+        if self._memory is not memory:
+            raise UndefinedError(
+                "hook", "stale", "set_config came after its fetch, so its memory is used anew"
+            )
+        return hook()
 
 
 def _refuse_others(**arguments: tuple[object, object]) -> None:

@@ -231,7 +231,16 @@ def refusals(rank, num_ranks):
         buffer.fetch(torch.zeros(1, 1, 2, dtype=torch.int32))
     buffer.write(good)
     refused_indices(buffer)
+    ids = torch.zeros(1, 1, 2, dtype=torch.int32)
+    with pytest.raises(UnsupportedError, match="num_qps is 2: edition ascend has only 0"):
+        buffer.fetch(ids, num_qps=2)
+    [hook] = buffer.fetch(ids, 0)
+    with pytest.raises(HostCheckError, match="hidden"):
+        buffer.set_config([2], 0, 3, 2)
+    assert hook().shape == (1, 8)  # a refused set_config changes nothing
     buffer.set_config([2], 4, 3, 2)
+    with pytest.raises(UndefinedError, match="hook is 'stale': set_config came after its fetch"):
+        hook()
     with pytest.raises(HostCheckError, match=r"before write.*set_config emptied the table"):
         buffer.fetch(torch.zeros(1, 1, 2, dtype=torch.int32))
     buffer.destroy()
