@@ -68,15 +68,18 @@ def _sensitivity_object(found: Sensitivity) -> dict[str, Any]:
             "levels": effect.levels,
             "means": [mean if math.isfinite(mean) else None for mean in effect.means],
             "size": None if effect.note else effect.size,
+            "size_error": None if effect.note else effect.error,
             "elasticity": effect.elasticity,
+            "elasticity_error": effect.elasticity_error,
+            "knots": effect.num_knots or None,
             "note": effect.note,
         }
         for effect in found.effects
     ]
     return {
         "column": found.column, "mean": found.mean, "used": found.num_used, "points": found.num_points,
-        "method": "average" if found.is_average else "additive fit", "explained": found.explained,
-        "effects": effects,
+        "method": "average" if found.is_average else "additive fit", "free_numbers": found.num_free,
+        "explained": found.explained, "effects": effects,
     }  # fmt: skip
 
 
@@ -93,32 +96,51 @@ def _ends_text(table: Table, objectives: Sequence[Objective], ends: tuple[int, i
 
 
 def _sensitivity_text(found: Sensitivity) -> str:
-    rows = [_effect_row(effect, found.mean) for effect in found.effects[:MAX_EFFECTS]]
+    rows = [_effect_row(effect, found) for effect in found.effects[:MAX_EFFECTS]]
     return plain_table(
         ["parameter", f"lowest mean {found.column}", "at", "highest", "at", "moves it by", "elasticity"], rows
     )
 
 
-def _effect_row(effect: Effect, mean: float) -> list[str]:
+def _effect_row(effect: Effect, found: Sensitivity) -> list[str]:
     if effect.note:
         return [effect.name, "", "", "", "", effect.note, ""]
     known = [pair for pair in zip(effect.means, effect.levels, strict=True) if math.isfinite(pair[0])]
     (low, low_level), (high, high_level) = min(known), max(known)
-    share = f"{effect.size / abs(mean):.1%}" if mean else f"{effect.size:.6g}"
+    mean = abs(found.mean)
+    share = f"{effect.size / mean:.1%}" if mean else f"{effect.size:.6g}"
     elasticity = "" if effect.elasticity is None else f"{effect.elasticity:+.2f}"
+    if not found.is_average:
+        share += f" +-{2 * effect.error / mean:.1%}" if mean else f" +-{2 * effect.error:.6g}"
+        if effect.elasticity_error is not None:
+            elasticity += f" +-{2 * effect.elasticity_error:.2f}"
     return [effect.name, f"{low:.6g}", low_level, f"{high:.6g}", high_level, share, elasticity]
 
 
 def _caveats(found: Sensitivity) -> list[str]:
     if found.is_average:
         how = "Means are averages over the full grid of the other parameters"
-    else:
-        how = f"The grid has gaps: means are a fit of one term per parameter to {found.num_used} points"
-    if found.explained is None:
-        return [f"{how}."]
-    return [
-        f"{how}; one term per parameter explains {found.explained:.1%} of the variance, interaction the rest."
+        if found.explained is None:
+            return [f"{how}."]
+        share = f"{found.explained:.1%}"
+        return [f"{how}; one term per parameter explains {share} of the variance, interaction the rest."]
+    if any(effect.note.startswith(("too few", "not fitted")) for effect in found.effects):
+        return ["The grid has gaps, and one term per parameter was not fitted to what is there."]
+    lines = [
+        f"The grid has gaps: means are a fit of one term per parameter, {found.num_free} free numbers to "
+        f"{found.num_used} points; +- is two standard errors."
     ]
+    for effect in found.effects:
+        if effect.num_knots:
+            pieces = "a slope" if effect.num_knots == 2 else f"{effect.num_knots - 1} straight pieces"
+            lines.append(
+                f"{effect.name}: {len(effect.levels)} values, few points at each, fitted by {pieces}."
+            )
+    if found.explained is not None:
+        lines.append(
+            f"The fit explains {found.explained:.1%} of the variance (adjusted R^2), interaction the rest."
+        )
+    return lines
 
 
 def _word(cell: Any) -> str:  # noqa: ANN401

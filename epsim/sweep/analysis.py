@@ -3,21 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
+from epsim.sweep.additive import Term, fit_terms
 from epsim.sweep.plan import Plan
 from epsim.sweep.table import Table, as_number
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Sense = Literal["min", "max"]
-
-MAX_LEVELS = 2_000
-"""Values of all axes together up to which an incomplete grid is fitted: the matrix has this side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +41,9 @@ class Effect:
       means: the answer at each value, averaged over the other axes; NaN where no point has an answer.
       elasticity: percent of the answer per percent of the axis, between its smallest and largest value;
         None for words, signs and zeros.
+      error: standard error of the size; 0 when the means are averages of a full grid.
+      elasticity_error: standard error of the elasticity, None where that is.
+      num_knots: values between which a fit of few points took the term as straight; 0 when each has its own.
       note: why there is no figure; "" when there is one.
     """
 
@@ -50,6 +51,9 @@ class Effect:
     levels: tuple[str, ...]
     means: tuple[float, ...]
     elasticity: float | None
+    error: float = 0.0
+    elasticity_error: float | None = None
+    num_knots: int = 0
     note: str = ""
 
     @property
@@ -69,10 +73,12 @@ class Sensitivity:
       mean: of the answer over all points that have one.
       num_used: points that have one.
       num_points: of the sweep.
-      is_average: whether the means are plain averages of a full grid; else they come from a least-squares
-        fit of a sum of one term per axis, which a grid with gaps needs to keep axes apart.
-      explained: share of the answer's variance that such a sum explains; the rest is interaction, None
-        when the answer does not vary or nothing was fitted.
+      is_average: whether the means are plain averages of a full grid of the values that have answers; else
+        they come from a least-squares fit of a sum of one term per axis, which a grid with gaps needs to
+        keep axes apart.
+      num_free: numbers of that sum.
+      explained: share of the answer's variance that such a sum explains, of a fit the adjusted one; the rest
+        is interaction, None when the answer does not vary or nothing was fitted.
     """
 
     column: str
@@ -81,6 +87,7 @@ class Sensitivity:
     num_used: int
     num_points: int
     is_average: bool
+    num_free: int
     explained: float | None
 
 
@@ -122,27 +129,32 @@ def sensitivity(table: Table, column: str) -> Sensitivity:
     if not used.any():
         raise InputError("objective", column, "has no number in any row")
     plan, y = table.plan, answers[used]
-    levels = np.array([plan.levels(point) for point in plan.point_ids], dtype=np.int64)[used]
     dims = [idx for idx, length in enumerate(plan.shape) if length > 1]
-    is_average = plan.is_complete and bool(used.all())
-    lengths = [plan.shape[idx] for idx in dims]
+    levels = np.array([plan.levels(point) for point in plan.point_ids], dtype=np.int64)[used][:, dims]
+    lengths, names = [plan.shape[idx] for idx in dims], [plan.dimensions[idx] for idx in dims]
+    seen = [len(np.unique(column)) for column in levels.T]
+    is_average = len(y) == math.prod(seen)
     if is_average:
-        means = [_level_means(levels[:, idx], y, plan.shape[idx]) for idx in dims]
-        notes = [""] * len(dims)
+        means = [_level_means(column, y, length) for column, length in zip(levels.T, lengths, strict=True)]
+        notes = ["" if count > 1 else "only one of its values has an answer" for count in seen]
+        effects = [_effect(table, *item) for item in zip(names, means, notes, strict=True)]
+        num_free, explained = 1 + sum(seen) - len(seen), _explained(levels, y, means)
     else:
-        means, notes = _additive_fit(levels[:, dims], y, lengths)
-    effects = [
-        _effect(table, plan.dimensions[idx], mean, note)
-        for idx, mean, note in zip(dims, means, notes, strict=True)
-    ]
+        fit = fit_terms(levels, y, [_numbers(plan, group) for group in names], lengths)
+        effects = [
+            _effect(table, group, term.means, term.note, term)
+            for group, term in zip(names, fit.terms, strict=True)
+        ]
+        num_free, explained = fit.num_free, fit.explained
     return Sensitivity(
         column=column,
         effects=tuple(sorted(effects, key=lambda effect: -effect.size)),
         mean=float(y.mean()),
-        num_used=int(used.sum()),
+        num_used=len(y),
         num_points=len(plan.point_ids),
         is_average=is_average,
-        explained=_explained(levels[:, dims], y, means),
+        num_free=num_free,
+        explained=explained,
     )
 
 
@@ -199,74 +211,53 @@ def _level_means(levels: Ints, y: Floats, length: int) -> Floats:
     return means
 
 
-def _additive_fit(levels: Ints, y: Floats, lengths: Sequence[int]) -> tuple[list[Floats], list[str]]:
-    """Fit mean + one term per dimension by least squares.
-
-    Returns:
-      per dimension the mean answer at each level with the others balanced, and why there is none.
-    """
-    if sum(lengths) > MAX_LEVELS:
-        note = f"not fitted: the grid has gaps and more than {MAX_LEVELS:,} values"
-        return [np.full(length, np.nan) for length in lengths], [note] * len(lengths)
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    places = levels + starts[:-1]
-    # Normal equations of indicator columns: counts of rows in which two values meet.
-    gram = np.zeros((starts[-1], starts[-1]))
-    right = np.zeros(starts[-1])
-    for column in places.T:
-        np.add.at(right, column, y - y.mean())
-        for other in places.T:
-            np.add.at(gram, (column, other), 1)
-    terms = np.linalg.lstsq(gram, right, rcond=None)[0]
-    rank = np.linalg.matrix_rank(gram, hermitian=True)
-    means, notes = [], []
-    for idx, length in enumerate(lengths):
-        block = np.arange(starts[idx], starts[idx] + length)
-        counts = np.diag(gram)[block]
-        seen = counts > 0
-        rest = np.delete(np.delete(gram, block, axis=0), block, axis=1)
-        # Rows alone hold a constant, as the other axes do: rank 1.
-        free = rank - (np.linalg.matrix_rank(rest, hermitian=True) if rest.size else 1)
-        if seen.sum() < 2:
-            notes.append("only one of its values has an answer")
-        else:
-            told = free == seen.sum() - 1
-            notes.append("" if told else "the points there are do not tell it from other axes")
-        centred = terms[block] - np.average(terms[block], weights=counts)
-        means.append(np.where(seen, y.mean() + centred, np.nan))
-    return means, notes
-
-
 def _explained(levels: Ints, y: Floats, means: Sequence[Floats]) -> float | None:
     spread = float(((y - y.mean()) ** 2).sum())
     fitted = y.mean() + sum(
         (mean[column] - y.mean() for mean, column in zip(means, levels.T, strict=True)), 0.0
     )
-    left = float(((y - fitted) ** 2).sum())
-    return 1 - left / spread if spread and math.isfinite(left) else None
+    return 1 - float(((y - fitted) ** 2).sum()) / spread if spread else None
 
 
-def _effect(table: Table, names: tuple[str, ...], means: Floats, note: str) -> Effect:
+def _numbers(plan: Plan, names: tuple[str, ...]) -> Floats | None:
+    """Return an axis as numbers; None for words and for axes that walk together."""
+    numbers = [as_number(value) for value in plan.axes[names[0]]]
+    return None if len(names) > 1 or None in numbers else np.array(numbers, np.float64)
+
+
+def _effect(
+    table: Table, names: tuple[str, ...], means: Floats, note: str, term: Term | None = None
+) -> Effect:
     axes = table.plan.axes
     levels = ["/".join(str(axes[name][idx]) for name in names) for idx in range(len(means))]
-    elasticity = None if note or len(names) > 1 else _elasticity(axes[names[0]], means)
+    numbers = None if note else _numbers(table.plan, names)
+    elasticity, elasticity_error = _elasticity(numbers, means, term)
+    error = 0.0
+    if term is not None and not note:
+        error = term.error(int(np.nanargmax(means)), int(np.nanargmin(means)))
     return Effect(
         name="+".join(names),
         levels=tuple(levels),
         means=tuple(float(mean) for mean in means),
         elasticity=elasticity,
+        error=error,
+        elasticity_error=elasticity_error,
+        num_knots=0 if term is None else term.num_knots,
         note=note,
     )
 
 
-def _elasticity(values: Sequence[Any], means: Floats) -> float | None:
-    numbers = [as_number(value) for value in values]
-    known = [
-        (number, float(mean))
-        for number, mean in zip(numbers, means, strict=True)
-        if number is not None and math.isfinite(mean)
-    ]
-    if None in numbers or len(known) < 2 or min(min(pair) for pair in known) <= 0:
-        return None
-    (low, first), (high, last) = min(known), max(known)
-    return math.log(last / first) / math.log(high / low)
+def _elasticity(
+    numbers: Floats | None, means: Floats, term: Term | None
+) -> tuple[float | None, float | None]:
+    """Return percent of the answer per percent of the axis between its ends, and its standard error."""
+    known = np.flatnonzero(np.isfinite(means))
+    if numbers is None or len(known) < 2 or min(numbers[known].min(), means[known].min()) <= 0:
+        return None, None
+    low, high = (int(known[place(numbers[known])]) for place in (np.argmin, np.argmax))
+    width = math.log(numbers[high] / numbers[low])
+    if not width:
+        return None, None
+    # To first order the logarithm of a ratio errs by the difference's error over the mean of the two.
+    error = 0.0 if term is None else term.error(low, high) / (float(means[low] + means[high]) / 2) / width
+    return math.log(means[high] / means[low]) / width, error

@@ -71,30 +71,37 @@ def test_the_elasticity_of_a_power_is_its_exponent(power):
     assert (by_name["ep"], by_name["routing"]) == (0.0, None)
 
 
-def gaps(lost):
+WIDE = GRID | {"tokens": [1024, 2048, 4096]}
+
+
+def gaps(lost, grid=GRID):
     """Return the additive table without some of its points."""
-    plan = make_plan(Sweep(grid=GRID))
+    plan = make_plan(Sweep(grid=grid))
     gone = [plan.values(point) for point in lost]
-    return table_of(additive, keep=lambda values: values not in gone)
+    return table_of(additive, grid=grid, keep=lambda values: values not in gone)
 
 
 @settings(max_examples=60)
-@given(st.sets(st.integers(0, 11), min_size=1, max_size=8))
+@given(st.sets(st.integers(0, 35), min_size=1, max_size=20))
 def test_a_grid_with_gaps_gives_the_effects_of_an_additive_answer_or_none(lost):
     """Plain averages would mix axes: a gap at one end makes the others look guilty."""
-    true = {"ep": 192.0, "set.hbm_rate": 100.0, "routing": 5.0}
-    found = sensitivity(gaps(lost), "time_us")
-    assert not found.is_average
-    for effect in found.effects:
+    true = {"ep": 192.0, "set.hbm_rate": 100.0, "routing": 5.0, "tokens": 0.0}
+    for effect in sensitivity(gaps(lost, WIDE), "time_us").effects:
         if not effect.note and all(map(math.isfinite, effect.means)):
-            # Normal equations of side 7 in counts up to 12: condition below 12 * 7, answers below 500.
-            assert abs(effect.size - true[effect.name]) <= (12 * 7) ** 2 * np.finfo(float).eps * 500
+            # Normal equations of side 10 in counts up to 36: condition below 36 * 10, answers below 500.
+            assert abs(effect.size - true[effect.name]) <= (36 * 10) ** 2 * np.finfo(float).eps * 500
+
+
+def test_a_grid_that_lost_one_value_everywhere_is_a_smaller_full_grid():
+    found = sensitivity(table_of(additive, keep=lambda values: values["ep"] != 32), "time_us")
+    assert (found.is_average, found.num_used, found.explained) == (True, 8, 1.0)
+    assert {effect.name: effect.size for effect in found.effects}["ep"] == 64.0
 
 
 def test_axes_that_the_points_do_not_tell_apart_have_no_figure():
     """Only EP8 with 1 TB/s and EP16 with 2 TB/s are there: either may have done it."""
     pairs = {(8, "1TB/s"), (16, "2TB/s")}
-    table = table_of(additive, keep=lambda values: (values["ep"], values["set.hbm_rate"]) in pairs)
+    table = table_of(additive, grid=WIDE, keep=lambda values: (values["ep"], values["set.hbm_rate"]) in pairs)
     notes = {effect.name: effect.note for effect in sensitivity(table, "time_us").effects}
     assert "do not tell" in notes["ep"]
     assert notes["set.hbm_rate"] == notes["ep"]
