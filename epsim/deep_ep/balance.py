@@ -6,6 +6,7 @@ slot copies, -1 = empty. What the two calls mean is in `reference.experts.redund
 
 from abc import ABC, abstractmethod
 from hashlib import blake2b
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch
 
 from epsim.deep_ep.arrays import Array, array_of, row_bytes
 from epsim.deep_ep.context import Context
-from epsim.deep_ep.errors import HostCheckError, raised_as
+from epsim.deep_ep.device import get_num_ai_cores
+from epsim.deep_ep.errors import HostCheckError, UndefinedError, raised_as
 from epsim.deep_ep.events import EventHandle, EventOverlap
-from epsim.deep_ep.tensor_checks import Tensors, check_tensor, listed
+from epsim.deep_ep.tensor_checks import Tensors, check_num_sms, check_tensor, listed
 from epsim.deep_ep.turns import Turn, one_at_a_time
 from reference.experts.redundancy import GRAD_DTYPES, check_redundancy_mapping, sum_copies
 
@@ -48,16 +50,18 @@ class LoadBalancing(ABC):
           redundant_expert_weights: [C, ...] per tensor, one or several; written, empty slots excepted.
           expert_weights: [L, ...] per tensor, of the same dtype.
           redundancy_mapping: [R, C] int32, the expert of every slot of every rank, -1 = empty.
-          num_sms: ignored.
+          num_sms: AI cores, 0 = all; otherwise without meaning.
           previous_event: ignored.
 
         Raises:
-          HostCheckError: a tensor or the mapping does not fit.
+          HostCheckError: a tensor or the mapping does not fit, or more cores than there are.
+          UndefinedError: a tensor that is written overlaps another.
           RankMismatchError: mappings or shapes differ between ranks.
           Source: `reference.experts.redundancy`; upstream's Ascend kernels are not written yet.
         """
-        del num_sms, previous_event
-        prefetch_weights(redundant_expert_weights, expert_weights, redundancy_mapping, self._context)
+        del previous_event
+        given = redundant_expert_weights, expert_weights, redundancy_mapping
+        prefetch_weights(*given, num_sms, self._context)
         return EventOverlap(EventHandle())
 
     @one_at_a_time
@@ -75,20 +79,22 @@ class LoadBalancing(ABC):
           redundant_expert_grads: [C, ...] per tensor, float32 or bfloat16; read only.
           expert_grads: [L, ...] per tensor; written.
           redundancy_mapping: as in `lb_prefetch_weights`.
-          num_sms: ignored.
+          num_sms: AI cores, 0 = all; otherwise without meaning.
           previous_event: ignored.
 
         Raises:
           As `lb_prefetch_weights`.
         """
-        del num_sms, previous_event
-        reduce_grads(redundant_expert_grads, expert_grads, redundancy_mapping, self._context)
+        del previous_event
+        reduce_grads(redundant_expert_grads, expert_grads, redundancy_mapping, num_sms, self._context)
         return EventOverlap(EventHandle())
 
 
-def prefetch_weights(redundant: Tensors, experts: Tensors, mapping: torch.Tensor, context: Context) -> None:
+def prefetch_weights(
+    redundant: Tensors, experts: Tensors, mapping: torch.Tensor, num_sms: int, context: Context
+) -> None:
     """Fill this rank's slots from the owners of their experts; see `LoadBalancing.lb_prefetch_weights`."""
-    pairs, table = _agree("lb_prefetch_weights", redundant, experts, mapping, context)
+    pairs, table = _agree("lb_prefetch_weights", redundant, experts, mapping, num_sms, context)
     rank, num_local = context.rank, len(pairs[0][1])
     for slots, originals in pairs:
         # What a slot needs is a copy of an expert, so the owner sends a row per (rank, slot), in that order.
@@ -102,9 +108,13 @@ def prefetch_weights(redundant: Tensors, experts: Tensors, mapping: torch.Tensor
         _expert_rows(slots)[filled[np.argsort(owners[filled], kind="stable")]] = copies
 
 
-def reduce_grads(redundant: Tensors, experts: Tensors, mapping: torch.Tensor, context: Context) -> None:
+def reduce_grads(
+    redundant: Tensors, experts: Tensors, mapping: torch.Tensor, num_sms: int, context: Context
+) -> None:
     """Add the slots' gradients to the originals'; see `LoadBalancing.lb_reduce_grads`."""
-    pairs, table = _agree("lb_reduce_grads", redundant, experts, mapping, context, dtypes=GRAD_DTYPES)
+    pairs, table = _agree(
+        "lb_reduce_grads", redundant, experts, mapping, num_sms, context, dtypes=GRAD_DTYPES
+    )
     rank, num_local = context.rank, len(pairs[0][1])
     for slots, originals in pairs:
         owners = _owners(table[rank], num_local)
@@ -135,12 +145,14 @@ def _agree(
     redundant: Tensors,
     experts: Tensors,
     mapping: torch.Tensor,
+    num_sms: int,
     context: Context,
     dtypes: tuple[np.dtype[Any], ...] | None = None,
 ) -> tuple[list[tuple[Array, Array]], Mapping32]:
     """Check the tensors, and agree with all ranks on their shapes and on the mapping."""
     with context.exchange.telling(operation):
         context.outstanding.check_idle(operation)
+        check_num_sms(num_sms, get_num_ai_cores() if context.room.is_ascend else None)
         pairs = _pairs(redundant, experts, dtypes)
         table = _table(mapping, context.num_ranks, pairs)
     forms = [f"{own.dtype} {own.shape}" for _, own in pairs]
@@ -157,6 +169,7 @@ def _pairs(
 
     Raises:
       HostCheckError: other kinds, numbers, dtypes or sizes.
+      UndefinedError: one that is written overlaps another.
     """
     copies, originals = listed("redundant tensors", redundant), listed("expert tensors", experts)
     if not originals or len(copies) != len(originals):
@@ -173,7 +186,19 @@ def _pairs(
             raise HostCheckError(f"redundant tensor {number}", slots.shape, rule)
         if dtypes is not None and own.dtype not in dtypes:
             raise HostCheckError(f"expert tensor {number}", own.dtype, "must be float32 or bfloat16")
+    _check_apart(pairs, writes_slots=dtypes is None)
     return pairs
+
+
+def _check_apart(pairs: list[tuple[Array, Array]], *, writes_slots: bool) -> None:
+    """Refuse tensors that are written in memory that another tensor of the call has."""
+    slots = [(f"redundant tensor {number}", array) for number, (array, _) in enumerate(pairs)]
+    experts = [(f"expert tensor {number}", array) for number, (_, array) in enumerate(pairs)]
+    written, read = (slots, experts) if writes_slots else (experts, slots)
+    for (name, array), (other, its) in (*combinations(written, 2), *product(written, read)):
+        # All are contiguous, so the bounds decide.
+        if np.may_share_memory(array, its):
+            raise UndefinedError(name, f"in the memory of {other}", "is written, so it must have its own")
 
 
 def _table(mapping: torch.Tensor, num_ranks: int, pairs: list[tuple[Array, Array]]) -> Mapping32:

@@ -30,7 +30,7 @@ from epsim.deep_ep.meeting import group_of, telling_peers
 from epsim.deep_ep.outstanding import Delivery, Outstanding
 from epsim.deep_ep.regions import Part, Regions, check_batch, check_disjoint, checked_bytes
 from epsim.deep_ep.session import BucketSession
-from epsim.deep_ep.tensor_checks import Tensors, listed
+from epsim.deep_ep.tensor_checks import Tensors, check_num_sms, listed
 from epsim.deep_ep.turns import one_at_a_time
 from reference.collectives import reductions
 from reference.collectives.bucket import MAX_GROUPS, UNDEFINED
@@ -285,7 +285,7 @@ class BucketBuffer(BufferBase):
             stochastically); a rank's own part does not travel.
           scale: factor of the sum.
           group: required when there are several.
-          num_sms: accepted and ignored.
+          num_sms: at least 0, otherwise ignored.
 
         Returns:
           event; waiting returns flat views of the own parts.
@@ -302,7 +302,7 @@ class BucketBuffer(BufferBase):
             if comm_precision not in reductions.COMM_PRECISIONS:
                 rule = f"must be one of {', '.join(reductions.COMM_PRECISIONS)}"
                 raise HostCheckError("comm_precision", comm_precision, rule)
-            return self._reduce_parts("reduce_scatter", srcs, scale, size)
+            return self._reduce_parts("reduce_scatter", srcs, scale, size, num_sms)
 
         parts = self._agreed(exchange, "reduce_scatter", same, prepare)
         sums = scattered_sums(exchange, parts, scale=scale, rounds_to_bf16=comm_precision == "bf16")
@@ -331,7 +331,7 @@ class BucketBuffer(BufferBase):
           srcs: as `reduce_scatter`, of any number of elements.
           scale: as `reduce_scatter`, as for the order of the sum.
           group: required when there are several.
-          num_sms: accepted and ignored.
+          num_sms: at least 0, otherwise ignored.
 
         Returns:
           event; waiting returns flat views of the sums.
@@ -345,7 +345,7 @@ class BucketBuffer(BufferBase):
             exchange,
             "all_reduce",
             {"scale": scale},
-            lambda: self._reduce_parts("all_reduce", srcs, scale, 1),
+            lambda: self._reduce_parts("all_reduce", srcs, scale, 1, num_sms),
         )
         sums = reduced(exchange, parts, scale)
 
@@ -358,11 +358,14 @@ class BucketBuffer(BufferBase):
 
         return self._event(Delivery("all_reduce", parts, finish), srcs, num_sms)
 
-    def _reduce_parts(self, operation: str, srcs: Tensors, scale: float, divisor: int) -> list[Part]:
+    def _reduce_parts(
+        self, operation: str, srcs: Tensors, scale: float, divisor: int, num_sms: int | None
+    ) -> list[Part]:
         if self.edition.name == "ascend":
             raise UnsupportedError("edition", "ascend", f"it has no {operation}; edition='nvidia' has")
         if not isinstance(scale, numbers.Real) or not np.isfinite(scale):
             raise HostCheckError("scale", scale, "must be a finite number")
+        check_num_sms(num_sms or 0)
         sources = listed("srcs", srcs)
         check_batch("srcs", sources)
         for number, src in enumerate(sources):

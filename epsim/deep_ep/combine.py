@@ -16,7 +16,14 @@ from epsim.deep_ep.errors import HostCheckError, UndefinedError, UnsupportedErro
 from epsim.deep_ep.events import EventHandle, EventOverlap
 from epsim.deep_ep.handle import EPHandle, check_same_dispatch
 from epsim.deep_ep.records import pack, unpack
-from epsim.deep_ep.tensor_checks import check_biases, check_handle, check_shape, check_tensor
+from epsim.deep_ep.tensor_checks import (
+    check_biases,
+    check_flags,
+    check_handle,
+    check_num_sms,
+    check_shape,
+    check_tensor,
+)
 from epsim.deep_ep.watch import Watch
 from reference.handle import Handle
 from reference.one_rank import combine_home, returned_counts, rows_to_return
@@ -33,6 +40,7 @@ class CombineArguments:
     handle: EPHandle
     topk_weights: torch.Tensor | None
     bias: Any
+    num_sms: int
     num_qps: int | None
     previous_event: Any
     async_with_compute_stream: bool
@@ -101,6 +109,12 @@ def _check_host(arguments: CombineArguments, context: Context) -> CombineCall:
       StaleHandleError: the handle's topk_idx was written to.
       Source: deepep-ascend.md section 1.10; deepep-v2.md section 7.
     """
+    check_flags(
+        async_with_compute_stream=arguments.async_with_compute_stream,
+        allocate_on_comm_stream=arguments.allocate_on_comm_stream,
+        defer_epilogue=arguments.defer_epilogue,
+    )
+    check_num_sms(arguments.num_sms)
     if arguments.num_qps not in (None, 0) and context.room.is_ascend:
         raise UnsupportedError("num_qps", arguments.num_qps, "there are no queue pairs, leave it 0")
     context.outstanding.check_idle("combine")

@@ -23,15 +23,17 @@ from epsim.deep_ep.errors import (
 from epsim.deep_ep.handle import EPHandle, masked_ids
 from epsim.deep_ep.tensor_checks import (
     Payload,
+    check_flags,
     check_handle,
     check_is_handle,
+    check_num_sms,
     check_payload,
     check_stats,
     check_tensor,
     check_topk_weights,
 )
 from epsim.deep_ep.watch import Watch
-from reference.config import EPConfig, whole_number
+from reference.config import EPConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,12 +67,13 @@ class DispatchArguments:
         Raises:
           UnsupportedError: queue pairs.
           RefusedError: a layout or option that the edition lacks, or that contradicts the handle.
-          HostCheckError: the handle is something else.
+          HostCheckError: an option that is not True or False, or a handle that is none.
           UndefinedError: another edition's handle, or one that do_expand contradicts, in editions that do
             not look.
           Source: deepep-ascend.md section 1.10; deepep-v2.md section 7.
         """
         rules = context.mode.rules
+        self._check_flags()
         if self.num_qps not in (None, 0) and context.room.is_ascend:
             raise UnsupportedError("num_qps", self.num_qps, "there are no queue pairs, leave it 0")
         if self.do_handle_copy and not rules.has_handle_copy:
@@ -86,6 +89,19 @@ class DispatchArguments:
             raise MissingArgumentError("topk_idx", None, "is needed without a handle")
         if not isinstance(self.num_experts, int):
             raise MissingArgumentError("num_experts", self.num_experts, "must be an int without a handle")
+
+    def _check_flags(self) -> None:
+        check_flags(
+            async_with_compute_stream=self.async_with_compute_stream,
+            allocate_on_comm_stream=self.allocate_on_comm_stream,
+            do_handle_copy=self.do_handle_copy,
+            do_cpu_sync=self.do_cpu_sync is None or self.do_cpu_sync,
+            do_expand=self.do_expand,
+            do_zero_padding=self.do_zero_padding,
+            use_tma_aligned_col_major_sf=self.use_tma_aligned_col_major_sf,
+            defer_epilogue=self.defer_epilogue,
+            emit_expert_ids=self.emit_expert_ids,
+        )
 
     def _check_against_handle(self, handle: EPHandle, context: Context) -> None:
         check_is_handle(handle, context.mode.rules)
@@ -272,11 +288,10 @@ def _config(arguments: DispatchArguments, context: Context, *, hidden: int, num_
 
 
 def _num_sms(arguments: DispatchArguments, context: Context) -> int:
+    check_num_sms(arguments.num_sms)
     if arguments.handle is not None:
         return arguments.handle.num_sms
-    with raised_as(HostCheckError):
-        num_sms = whole_number("num_sms", arguments.num_sms, 0)
-    return num_sms or (get_num_ai_cores() if context.room.is_ascend else NVIDIA_NUM_SMS)
+    return int(arguments.num_sms) or (get_num_ai_cores() if context.room.is_ascend else NVIDIA_NUM_SMS)
 
 
 def check_ids(rank: int, ids: np.ndarray[Any, Any], num_experts: int) -> None:

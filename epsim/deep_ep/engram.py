@@ -17,6 +17,7 @@ from epsim.deep_ep.editions import edition_of
 from epsim.deep_ep.entries import TORCH_DTYPES, EngramMemory, Fetched, FetchHook, check_tables, entry_dtype
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UndefinedError, UnsupportedError, raised_as
 from epsim.deep_ep.meeting import group_of, telling_peers
+from epsim.deep_ep.tensor_checks import check_flags
 from epsim.deep_ep.turns import one_at_a_time
 from reference.collectives.engram import EngramConfig
 from reference.config import whole_number
@@ -281,6 +282,7 @@ class EngramBuffer(BufferBase):
         """
         if self.edition.name == "ascend":
             _refuse_others(num_qps=(num_qps, 0))
+        check_flags(use_tma_aligned_col_major_sf=use_tma_aligned_col_major_sf)
         memory = self._memory
         if memory is None:
             raise HostCheckError("fetch", "before set_config", "first set_config, then write, then fetch")

@@ -262,7 +262,7 @@ class EPBuffer(BufferBase, LoadBalancing):
           num_experts: E; needed without a handle.
           num_max_tokens_per_rank: M; None = the handle's or the buffer's.
           expert_alignment: A, a power of two; None = the handle's or 1.
-          num_sms: AI cores, 0 = all; with a handle its value is used.
+          num_sms: AI cores, 0 = all; with a handle at least 0, else ignored: the handle's value is used.
           num_qps: must be 0 or None (Ascend edition).
           previous_event: waited for in NVIDIA editions; ignored on Ascend.
           async_with_compute_stream: the event must be waited for.
@@ -335,7 +335,7 @@ class EPBuffer(BufferBase, LoadBalancing):
           handle: of the dispatch.
           topk_weights: float32 per row, [rows] when expanded, else [rows, K]; gathered at home.
           bias: [n, H] bf16, or a tuple of two; added first. When deferred, read at the wait.
-          num_sms: ignored, the handle's value is used.
+          num_sms: at least 0, else ignored: the handle's value is used.
           num_qps: must be 0 or None (Ascend edition).
           previous_event: as in dispatch.
           async_with_compute_stream: the event must be waited for.
@@ -350,12 +350,12 @@ class EPBuffer(BufferBase, LoadBalancing):
           As `dispatch`; UndefinedError also for a list of biases and for handles of different dispatches.
           Source: deepep-ascend.md section 1.6; deepep-v2.md section 3.
         """
-        del num_sms
         arguments = CombineArguments(
             x=x,
             handle=handle,
             topk_weights=topk_weights,
             bias=bias,
+            num_sms=num_sms,
             num_qps=num_qps,
             previous_event=previous_event,
             async_with_compute_stream=async_with_compute_stream,

@@ -11,6 +11,7 @@ from epsim.deep_ep.base import check_timeout
 from epsim.deep_ep.capacity import Room
 from epsim.deep_ep.editions import edition_of
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
+from epsim.deep_ep.tensor_checks import check_flags
 from reference.config import whole_number
 from reference.edition import Edition
 from reference.handle import DispatchMode
@@ -56,6 +57,8 @@ class SizeArguments:
           HostCheckError: an odd group (Ascend), or a number that is none.
         """
         rules, size = self.rules, self.num_ranks
+        for name in ("use_fp8_dispatch", "allow_hybrid_mode", "allow_multiple_reduction"):
+            check_flags(**{name: getattr(self, name)})
         with raised_as(HostCheckError):
             for name in ("num_max_tokens_per_rank", "hidden", "num_topk"):
                 whole_number(name, getattr(self, name), 0)
@@ -122,6 +125,7 @@ class EPSettings:
           RefusedError, UnsupportedError, HostCheckError: as `EPBuffer`.
         """
         self.sizes.check()
+        check_flags(deterministic=self.deterministic)
         if self.sizes.rules.has_gather_idx:
             if self.sl_idx is not None:
                 raise UnsupportedError("sl_idx", self.sl_idx, "service levels are not supported")

@@ -12,11 +12,12 @@ import torch
 from epsim.deep_ep.arrays import array_of
 from epsim.deep_ep.base import BufferBase
 from epsim.deep_ep.comm import barrier, get_comm_stream, get_logical_domain_size, get_physical_domain_size
+from epsim.deep_ep.device import get_num_vec_cores
 from epsim.deep_ep.errors import HostCheckError, RefusedError, UnsupportedError, raised_as
 from epsim.deep_ep.exchange import Bytes
 from epsim.deep_ep.lanes import Inbox, Outbox
 from epsim.deep_ep.meeting import group_of, telling_peers
-from epsim.deep_ep.tensor_checks import check_tensor
+from epsim.deep_ep.tensor_checks import check_num_sms, check_tensor
 from epsim.deep_ep.turns import one_at_a_time
 from reference.collectives.pipeline import MAX_SLOT_BYTES, TO_NEXT, TO_PREVIOUS, pipeline_buffer_bytes
 from reference.memory.sizes import RECORD_ALIGN_BYTES, align
@@ -127,13 +128,13 @@ class PPBuffer(BufferBase):
         Args:
           x: contiguous, 1 to num_max_tensor_bytes bytes, any dtype and shape; neither is transmitted.
           dst_rank_idx: previous or next rank.
-          num_sms: vector cores; accepted and ignored.
+          num_sms: vector cores, None or 0 = all; otherwise without meaning.
 
         Raises:
-          HostCheckError: another rank, or a tensor that does not fit.
+          HostCheckError: another rank, a tensor that does not fit, or more cores than there are.
           PeerLostError: the neighbour received nothing within the time limit, or is gone.
         """
-        del num_sms
+        check_num_sms(num_sms or 0, get_num_vec_cores())
         data = self._bytes_of(x)
         self._lane("dst_rank_idx", self._outboxes, dst_rank_idx).send(data)
 
@@ -144,14 +145,14 @@ class PPBuffer(BufferBase):
         Args:
           x: contiguous, of as many bytes as were sent. Written.
           src_rank_idx: previous or next rank.
-          num_sms: vector cores; accepted and ignored.
+          num_sms: vector cores, None or 0 = all; otherwise without meaning.
 
         Raises:
-          HostCheckError: another rank, or a tensor that does not fit the buffer.
+          HostCheckError: another rank, a tensor that does not fit the buffer, or more cores than there are.
           UndefinedError: another number of bytes was sent, which upstream does not notice.
           PeerLostError: the neighbour sent nothing within the time limit, or is gone.
         """
-        del num_sms
+        check_num_sms(num_sms or 0, get_num_vec_cores())
         data = self._bytes_of(x)
         self._lane("src_rank_idx", self._inboxes, src_rank_idx).receive(data)
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from epsim.deep_ep.arrays import array_of
-from epsim.deep_ep.errors import HostCheckError, UndefinedError
+from epsim.deep_ep.errors import HostCheckError, UndefinedError, raised_as
 from epsim.deep_ep.handle import EPHandle
+from reference.config import whole_number
 from reference.edition import ASCEND, Edition
 
 ELEMENTS_PER_PACK = 32
@@ -35,6 +36,33 @@ def listed(name: str, tensors: Tensors) -> list[torch.Tensor]:
         if not isinstance(tensor, torch.Tensor):
             raise HostCheckError(f"{name}[{number}]", type(tensor).__name__, "must be a tensor")
     return list(tensors)
+
+
+def check_flags(**flags: object) -> None:
+    """Refuse options that are not True or False: a text such as 'no' would count as True.
+
+    Raises:
+      HostCheckError: names the first of them.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise HostCheckError(name, value, "must be True or False")
+
+
+def check_num_sms(num_sms: object, most: int | None = None) -> None:
+    """Refuse what is no number of cores, where its value has no meaning.
+
+    Args:
+      num_sms: 0 = all.
+      most: cores that there are; None = any number is ignored.
+
+    Raises:
+      HostCheckError: not a whole number, or out of range.
+    """
+    with raised_as(HostCheckError):
+        count = whole_number("num_sms", num_sms, 0)
+    if most is not None and count > most:
+        raise HostCheckError("num_sms", count, f"there are {most} cores")
 
 
 def check_tensor(
@@ -77,7 +105,7 @@ def check_payload(x: Payload, edition: Edition) -> tuple[torch.Tensor, torch.Ten
 
     Raises:
       HostCheckError: a kind, dtype, shape or stride that the edition does not take.
-      UndefinedError: more packs than a buffer is sized for, or none.
+      UndefinedError: data of another dtype (NVIDIA), more packs than a buffer is sized for, or none.
     """
     if not isinstance(x, tuple):
         if isinstance(x, list):
@@ -87,6 +115,10 @@ def check_payload(x: Payload, edition: Edition) -> tuple[torch.Tensor, torch.Ten
         raise HostCheckError("x", f"a tuple of {len(x)}", "must be (data, scales)")
     is_ascend = edition.has_gather_idx
     data = check_tensor("x[0]", x[0], dim=2, dtype=torch.float8_e4m3fn if is_ascend else None)
+    if data.dtype != torch.float8_e4m3fn:
+        raise UndefinedError(
+            "x[0]", str(data.dtype), "must be torch.float8_e4m3fn, whose bytes it would pass for"
+        )
     scales = x[1]
     if not isinstance(scales, torch.Tensor) or scales.dim() != 2 or scales.device.type != "cpu":
         raise HostCheckError("x[1]", type(scales).__name__, "must be a CPU tensor of 2 dimensions")

@@ -396,6 +396,7 @@ def refused_reductions(rank, num_ranks):
         (whole[:3], {}, "divide"),
         (whole, {"scale": float("nan")}, "finite"),
         (whole, {"comm_precision": "fp8"}, "fp32, bf16"),
+        (whole, {"num_sms": -1}, "num_sms is -1: must be a whole number of at least 0"),
     ):
         with pytest.raises(HostCheckError, match=text):
             buffer.reduce_scatter(tensor, **options)

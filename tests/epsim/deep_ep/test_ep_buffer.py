@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import epsim.deep_ep as deep_ep
 from epsim.deep_ep.arrays import tensor_of
-from epsim.deep_ep.errors import HostCheckError, RankMismatchError, RefusedError
+from epsim.deep_ep.errors import HostCheckError, RankMismatchError, RefusedError, UndefinedError
 from epsim.deep_ep.handle import EPHandle
 from reference.experts.redundancy import lb_prefetch_weights, lb_reduce_grads
 from reference.order import RANK_REDUCED
@@ -316,6 +316,36 @@ def test_load_balancing_calls_move_weights_and_gradients_as_the_reference(num_ra
     told = run_ranks(balancing, num_ranks)
     assert len(set(told)) == 1
     assert told[0] > 0
+
+
+def in_one_memory(rank, num_ranks):
+    """Give tensors that overlap where one is written, and such that only touch."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2)
+    table = torch.full((num_ranks, 2), -1, dtype=torch.int32)
+    weights, other = torch.ones(6, 4), torch.ones(2, 4)
+    for slots, experts, text in (
+        (weights[:2], weights[:3], "is written, so it must have its own"),
+        (weights[2:4], weights[:3], "redundant tensor 0 is 'in the memory of expert tensor 0'"),
+        ([other, other], [weights[:3], weights[3:]], "is 'in the memory of redundant tensor 1'"),
+    ):
+        with pytest.raises(UndefinedError, match=text):
+            buffer.lb_prefetch_weights(slots, experts, table)
+    with pytest.raises(UndefinedError, match="expert tensor 0 is 'in the memory of redundant tensor 0'"):
+        buffer.lb_reduce_grads(weights[1:3], weights[:3], table)
+    with pytest.raises(UndefinedError, match="expert tensor 0 is 'in the memory of expert tensor 1'"):
+        buffer.lb_reduce_grads([other, other], [weights[:3]] * 2, table)
+    buffer.lb_prefetch_weights(weights[3:5], weights[:3], table)
+    buffer.lb_reduce_grads([other, other], [weights[:3], weights[3:]], table)
+    for wrong in (-1, 33, 1.5, None):
+        for call in (buffer.lb_prefetch_weights, buffer.lb_reduce_grads):
+            with pytest.raises(HostCheckError, match=f"num_sms is {wrong}: "):
+                call(other, weights[:3], table, num_sms=wrong)
+    return True
+
+
+def test_load_balancing_calls_refuse_overlapping_memory_and_missing_cores():
+    """What is written would be read too, in an order that nothing fixes."""
+    assert run_ranks(in_one_memory, 2) == [True, True]
 
 
 def unlike_shapes(rank, num_ranks):

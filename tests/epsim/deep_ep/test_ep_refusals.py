@@ -32,6 +32,11 @@ from tests.epsim.deep_ep.spawning import run_ranks
 MIB2 = 2 * 2**20
 HIDDEN, TOKENS, TOPK, EXPERTS = 256, 5, 3, 8
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+FLAGS = ("async_with_compute_stream", "allocate_on_comm_stream", "defer_epilogue")
+EP_FLAGS = (
+    *("do_handle_copy", "do_cpu_sync", "do_expand", "do_zero_padding", "use_tma_aligned_col_major_sf"),
+    "emit_expert_ids",
+)
 
 
 def refuses(kind, text, call, *args, **options):
@@ -75,6 +80,10 @@ def constructor(rank, num_ranks):
     hint = deep_ep.EPBuffer.get_buffer_size_hint
     refuses(RefusedError, "allow_multiple", hint, world, 4, 256, allow_multiple_reduction=False)
     refuses(HostCheckError, "hidden is 0", hint, world, 4, 0)
+    flags = ("use_fp8_dispatch", "allow_hybrid_mode", "allow_multiple_reduction", "deterministic")
+    for name in flags:
+        refuses(HostCheckError, f"{name} is 'no': must be True or False", make, **{name: "no"})
+        refuses(HostCheckError, f"{name} is 1: must be True or False", make, **{name: 1})
     buffer = make(explicitly_destroy=True)
     buffer.destroy()
     refuses(RefusedError, "destroyed", buffer.destroy)
@@ -142,6 +151,10 @@ def native_dispatch(rank, num_ranks):
     host("num_sms is 7", num_sms=7)
     host("num_sms is 33", num_sms=33)
     host("num_bytes", num_max_tokens_per_rank=4096)
+    for name in (*FLAGS, *EP_FLAGS):
+        for wrong in ("no", "false", 1, torch.ones(1)):
+            host(f"{name} is .*: must be True or False", **{name: wrong})
+    host("do_expand is None: must be True or False", do_expand=None)
     host("needs async_with_compute_stream", defer_epilogue=True)
     host("expert_alignment is 3: must be a power of two", expert_alignment=3)
     host("num_experts is 514", num_experts=514)
@@ -212,6 +225,7 @@ def cached_dispatch(buffer, good):
             refuses(HostCheckError, f"handle.{name}", buffer.dispatch, rows(), **cached)
         setattr(handle, name, kept)
     contradictions(buffer, handle)
+    refuses(HostCheckError, "num_sms is -1: must be a whole", buffer.dispatch, rows(), **cached, num_sms=-1)
     buffer.dispatch(rows(), **cached)
     good["topk_idx"][0, 0] = 7
     refuses(StaleHandleError, "written to after dispatch", buffer.dispatch, rows(), **cached)
@@ -262,6 +276,11 @@ def native_combine(rank, num_ranks):
     for wrong in (rows(4), good_bias.float(), (good_bias,), (good_bias,) * 3, (good_bias, rows(4))):
         host("bias", bias=wrong)
     host("needs async_with_compute_stream", defer_epilogue=True)
+    for name in FLAGS:
+        host(f"{name} is 'no': must be True or False", **{name: "no"})
+    for wrong in (-1, 1.5, None):
+        host(f"num_sms is {wrong}: must be a whole number of at least 0", num_sms=wrong)
+    buffer.combine(recv_x, handle, num_sms=1000)  # the handle's is used, whatever is passed
     host("combine needs a multiple of 128", x=torch.zeros(len(recv_x), 192, dtype=BF16))
     host("rows of 262144 bytes on chip", x=torch.zeros(len(recv_x), 2**17, dtype=BF16))
     refuses(HostCheckError, "handle is 'tuple'", buffer.combine, recv_x, (1, 2))
@@ -293,6 +312,12 @@ def nvidia(rank, num_ranks):
         refuses(HostCheckError, text, buffer.dispatch, **(good | options))
 
     host("do_zero_padding", do_zero_padding=True)
+    packs = torch.zeros(TOKENS, 2, dtype=torch.float32)
+    for dtype in (torch.float8_e5m2, BF16, torch.int8):
+        text = rf"x\[0\] is '{dtype}': must be torch.float8_e4m3fn"
+        wrong = (rows(dtype=dtype), packs)
+        refuses(UndefinedError, text, buffer.dispatch, **(good | {"x": wrong}))
+    buffer.dispatch(**(good | {"x": (rows(dtype=FP8), packs)}))
     host("elements of 4 bytes", x=(rows(dtype=FP8), torch.zeros(TOKENS, 4, dtype=torch.int16)))
     host("multiple of 32 bytes", x=rows(hidden=24))
     host("num_topk", x=rows(1), topk_idx=ids(33, 1, 64), num_experts=64)

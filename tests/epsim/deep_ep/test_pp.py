@@ -135,8 +135,12 @@ def refusals(rank, num_ranks):
             buffer.send(torch.zeros(1), peer)
         with pytest.raises(HostCheckError, match="must be a neighbour"):
             buffer.recv(torch.zeros(1), peer)
+    for wrong in (-1, 65, 1.5):
+        for call in (buffer.send, buffer.recv):
+            with pytest.raises(HostCheckError, match=f"num_sms is {wrong}: "):
+                call(torch.zeros(1), neighbour, num_sms=wrong)
     # The sizes of both sides must agree; the tensor is not lost when they do not.
-    buffer.send(torch.arange(4.0), neighbour)
+    buffer.send(torch.arange(4.0), neighbour, num_sms=64)
     short = torch.zeros(3)
     with pytest.raises(UndefinedError, match=r"tensor 0 from rank . to rank .*12 bytes.*16 bytes were sent"):
         buffer.recv(short, (rank - 1) % num_ranks)
