@@ -1,6 +1,6 @@
 """`epsim.simulate`: one operation on the real links, as fluid or as discrete events."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -150,19 +150,25 @@ def simulate(
     cards, _ = place(platform.network, sizes, npus)
     damaged = faulty_platform(platform, wrong)
     sources = [group.source(size) for size in sizes] if workload is None else [workload]
-    found = []
-    for source in sources:
-        routed = route(source)
-        for operation in operations:
-            machine = make_machine(damaged, routed.config.ep_size, slope_of(operation), cards)
-            setting = Setting(
-                platform=platform, machine=faulty_machine(machine, wrong, platform.hardware), routed=routed,
-                operation=operation, policy=policy, seed=seed, flow=flow or FlowOptions(),
-                events=faulty_events(events, wrong, routed.config.ep_size),
-                faults=wrong, on_progress=on_progress,
-            )  # fmt: skip
-            found.append(setting.run(level))
-    return found
+
+    def settings_of() -> Iterator[Setting]:
+        for source in sources:
+            routed = route(source)
+            for operation in operations:
+                machine = make_machine(damaged, routed.config.ep_size, slope_of(operation), cards)
+                yield Setting(
+                    platform=platform, machine=faulty_machine(machine, wrong, platform.hardware),
+                    routed=routed, operation=operation, policy=policy, seed=seed, flow=flow or FlowOptions(),
+                    events=faulty_events(events, wrong, routed.config.ep_size),
+                    faults=wrong, on_progress=on_progress,
+                )  # fmt: skip
+
+    if level == "flow":
+        return [setting.run(level) for setting in settings_of()]
+    ready = list(settings_of())
+    for setting in ready:
+        setting.check_grain()
+    return [setting.run(level) for setting in ready]
 
 
 def _numbers(settings: Mapping[str, str | float] | None, with_slope: bool) -> Mapping[str, str | float]:
@@ -232,6 +238,18 @@ class Setting:
         if level == "flow":
             return self._flow(counts, loads, closed)
         return self._events(counts, loads, closed)
+
+    def check_grain(self) -> None:
+        """Refuse an event run of too many pieces; see `epsim.schedule.grain.check_pieces`."""
+        from epsim.schedule.grain import Grain, check_pieces
+
+        counts = count_rows(self.routed.config, self.routed.topk, pod_size=self.case.pod_size)
+        per_descriptor = self.platform.software.rows_per_descriptor_dispatch.value
+        check_pieces(
+            Grain() if self.events is None else self.events.grain, np.asarray(counts.rows, np.int64),
+            1 if self.operation == "combine" else int(per_descriptor),
+            self.case.row.wire / self.platform.hardware.packet_payload.value,
+        )  # fmt: skip
 
     def _check_time(self, seconds: float) -> None:
         """Refuse times that 64 bits may not hold, from the closed form and the slowest card or link."""

@@ -5,13 +5,19 @@ AIVs act as one worker: they walk the destinations in the same order, and the en
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from epsim.errors import InputError
 
 Kind = Literal["packet", "sqe", "chunk"]
 AUTO_CHUNKS = 60_000
 """Chunks that the automatic grain aims at: some seconds of Python, and the error stays below 1 %."""
+
+MAX_PIECES: Final = 2**23
+"""Pieces of one run at most: 25 to 80 us and 100 to 200 bytes each, so about ten minutes and a gigabyte."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +98,33 @@ class Cut:
     num_sqes: int
     aivs_per_worker: int
     is_packets: bool
+
+
+def check_pieces(grain: Grain, rows: npt.NDArray[np.int64], rows_per_sqe: int, row_packets: float) -> None:
+    """Refuse a run that would not end in a useful time.
+
+    Args:
+      grain: how coarsely the run is cut.
+      rows: int64 [R, R], rows from rank to rank; those that stay do not count.
+      rows_per_sqe: rows that one descriptor holds at most.
+      row_packets: packets of a row.
+
+    Raises:
+      InputError: it has more than `MAX_PIECES` pieces; with the finest grain that fits.
+    """
+    remote = rows[~np.eye(len(rows), dtype=bool)]
+    num_sqes = int((-(-remote // rows_per_sqe)).sum())
+
+    def at_least(other: Grain) -> int:
+        """Count a piece for every pair, and as many as there would be if none was left partly filled."""
+        pieces = remote.sum() * row_packets if other.kind == "packet" else num_sqes / max(1, other.num_sqes)
+        # The automatic grain goes as far as one piece per pair.
+        return max(int((remote > 0).sum()), 0 if other == Grain() else int(pieces))
+
+    pieces = at_least(grain)
+    if pieces <= MAX_PIECES:
+        return
+    finer = [Grain(kind="sqe"), *(Grain(num_sqes=2**power) for power in range(1, 21)), Grain()]
+    fits = next((f"grain {other.text}" for other in finer if at_least(other) <= MAX_PIECES), "level flow")
+    rule = f"makes at least {pieces:,} pieces, and an event run takes at most {MAX_PIECES:,}; use {fits}"
+    raise InputError("grain", grain.text, rule)

@@ -1,9 +1,13 @@
 """The grain changes the cost of a run, not its answer."""
 
+import re
+
 import pytest
 
+import epsim.schedule.grain
+import epsim.sim.run
 from epsim.errors import InputError
-from epsim.schedule.grain import Grain
+from epsim.schedule.grain import MAX_PIECES, Grain
 from epsim.sim.run import EventOptions
 from epsim.simulate import simulate
 
@@ -59,3 +63,44 @@ def test_what_is_no_grain_is_refused(text):
 @pytest.mark.parametrize("text", ["packet", "sqe", "chunk", "chunk:7"])
 def test_a_grain_reads_back(text):
     assert Grain.parse(text).text == text
+
+
+@pytest.fixture
+def num_pieces(monkeypatch):
+    """Return a list that gets the pieces of every event run."""
+    found, real = [], epsim.sim.run.run_operation
+
+    def counted(*arguments):
+        run = real(*arguments)
+        found.append(run.num_chunks)
+        return run
+
+    monkeypatch.setattr(epsim.sim.run, "run_operation", counted)
+    return found
+
+
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+@pytest.mark.parametrize("grain", ["packet", "sqe", "chunk:4", "chunk"])
+def test_the_pieces_of_a_refusal_are_a_lower_bound(num_pieces, monkeypatch, operation, grain):
+    case = {"ep": 8, "tokens": 64}
+    for word in (grain, "sqe"):
+        time_us(word, operation, **case)
+    pieces, descriptors = num_pieces
+    monkeypatch.setattr(epsim.schedule.grain, "MAX_PIECES", pieces)
+    time_us(grain, operation, **case)
+    monkeypatch.setattr(epsim.schedule.grain, "MAX_PIECES", 0)
+    with pytest.raises(InputError, match="use level flow") as caught:
+        time_us(grain, operation, **case)
+    said = int(re.search("at least ([0-9,]+) pieces", caught.value.rule)[1].replace(",", ""))
+    assert said <= pieces
+    if grain == "packet":
+        # Each descriptor has one packet at most that is not full.
+        assert pieces <= said + descriptors
+
+
+def test_too_many_pieces_are_refused_before_the_first_run_with_the_grain_that_fits(num_pieces):
+    """Issue 4: a million tokens in packets took 4 GB and never ended."""
+    events = EventOptions(grain=Grain.parse("packet"))
+    with pytest.raises(InputError, match=f"at most {MAX_PIECES:,}; use grain sqe"):
+        simulate(ep=(8, 32), tokens=32_768, events=events, operations=("dispatch",))
+    assert num_pieces == []
