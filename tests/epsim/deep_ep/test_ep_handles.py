@@ -153,3 +153,33 @@ def test_the_handle_of_another_edition_is_refused_both_ways():
     text = "handle is 'of edition {}': this buffer is of edition {}, "
     assert told[0]["nvidia", "ascend"] == text.format("ascend", "nvidia-v2.5") + rule
     assert told[0]["ascend", "nvidia"] == text.format("nvidia-v2.5", "ascend") + rule
+
+
+def contradictions(rank, num_ranks):
+    """Write to one field of a handle so that the others do not fit it."""
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, MIB2, 8)
+    recv_x, _, _, handle, _ = buffer.dispatch(**arguments())
+    metadata = handle.recv_src_metadata
+    cached = {"handle": handle, "do_expand": True}
+    for field, wrong, text in (
+        (handle.psum_num_recv_tokens_per_rank, 99, "psum_num_recv_tokens_per_rank is 'row 99': must be 0 to"),
+        (metadata[:, 2], 16, "recv_src_metadata is 'source 16': must be 0 to 15"),
+        (metadata[:, 0], 99, "recv_src_metadata is 'row 99': must be -1 to"),
+        (metadata[:, 0], -2, "recv_src_metadata is 'row -2': must be -1 to"),
+    ):
+        right, field[-1] = int(field[-1]), wrong
+        assert text in message(UndefinedError, buffer.dispatch, arguments()["x"], **cached)
+        assert text in message(UndefinedError, buffer.combine, recv_x, handle)
+        field[-1] = right
+    kept, handle.num_expanded_tokens = handle.num_expanded_tokens, 1
+    text = f"handle.num_expanded_tokens is 1: the blocks of its experts end at row {kept}"
+    assert message(UndefinedError, buffer.dispatch, arguments()["x"], **cached) == text
+    assert message(UndefinedError, buffer.combine, recv_x[:1], handle) == text
+    handle.num_expanded_tokens = kept
+    buffer.combine(recv_x, handle)
+    return True
+
+
+def test_a_handle_whose_fields_contradict_each_other_is_refused():
+    """By name, before it fails as an index somewhere else."""
+    assert run_ranks(contradictions, 2) == [True, True]
