@@ -40,6 +40,8 @@ class WorkloadParameter:
       default: in the kind's own unit.
       help: one line.
       choices: of a text; empty = free.
+      least: of a count.
+      most: of a count.
     """
 
     name: str
@@ -47,6 +49,8 @@ class WorkloadParameter:
     default: Value
     help: str
     choices: tuple[str, ...] = ()
+    least: int = 0
+    most: int = MAX_COUNT
 
     def read(self, value: Value) -> Value:
         """Return a value in the kind's own unit.
@@ -67,8 +71,8 @@ class WorkloadParameter:
                 raise InputError(self.name, value, "must be yes or no")
             return value
         number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-        most = MAX_COUNT if self.kind == "count" else MAX_BYTES
-        return whole(self.name, number, 0, most)  # type: ignore[arg-type]
+        least, most = (self.least, self.most) if self.kind == "count" else (0, MAX_BYTES)
+        return whole(self.name, number, least, most)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +227,8 @@ def _size(default: int, text: str) -> WorkloadParameter:
     return WorkloadParameter(name="size", kind="size", default=default, help=text)
 
 
-def _count(name: str, default: int, text: str) -> WorkloadParameter:
-    return WorkloadParameter(name=name, kind="count", default=default, help=text)
+def _count(name: str, default: int, text: str, *, least: int = 1, most: int = MAX_COUNT) -> WorkloadParameter:
+    return WorkloadParameter(name=name, kind="count", default=default, help=text, least=least, most=most)
 
 
 def _time(name: str, default: int, text: str) -> WorkloadParameter:
@@ -243,12 +247,12 @@ _COLLECTIVE = (
 )  # fmt: skip
 _HYBRID = (
     _count("pod_size", 128, "ranks of a supernode"),
-    _count("tokens", 4096, "of each rank"),
+    _count("tokens", 4096, "of each rank", least=0),
     _count("experts", 256, "of the group"),
     _count("topk", 6, "choices of a token"),
     _count("hidden", 7168, "elements of a token"),
     WorkloadParameter(name="routing", kind="text", default="uniform", help="law, as of epsim predict"),
-    _count("seed", 0, "of the routing"),
+    _count("seed", 0, "of the routing", least=0),
     _count("chunks", 4, "parts of a rank's tokens, so that both tiers work at once"),
 )
 _ALL = (
@@ -269,7 +273,7 @@ _ALL = (
         parameters=(
             _size(16 * _MIB, "keys and values of a rank"),
             _time("attention", 50 * _US, "computation on one block"),
-            _count("buffers", 2, "blocks that a rank can hold besides its own"),
+            _count("buffers", 2, "blocks that a rank can hold besides its own", least=2),
         ),
         build=_context_ring,
     ),
@@ -279,7 +283,7 @@ _ALL = (
             _size(256 * _MIB, "bytes of all parameters"), _count("num_buckets", 4, "layers gathered at once"),
             _ALGORITHM, _time("forward", 100 * _US, "computation on one bucket"),
             _time("backward", 200 * _US, "the same backwards"),
-            _count("prefetch", 1, "buckets gathered ahead of the one in use"),
+            _count("prefetch", 1, "buckets gathered ahead of the one in use", least=0),
         ),
         build=_sharded_training,
     ),
@@ -287,7 +291,7 @@ _ALL = (
         name="pp", help="a batch through a pipeline of ranks, as PPBuffer sends",
         parameters=(
             _size(32 * _MIB, "activations between two stages"),
-            _count("microbatches", 16, "of the batch"),
+            _count("microbatches", 16, "of the batch", most=2**16),
             _time("forward", 200 * _US, "one microbatch on one stage"),
             _time("backward", 400 * _US, "the same backwards; 0 = forward only"),
             _count("inflight", 2, "tensors sent and not yet received, per direction"),
@@ -303,16 +307,19 @@ _ALL = (
     Workload(
         name="engram-fetch", help="rows of a spread table, loaded over UBMEM, as EngramBuffer does",
         parameters=(
-            _count("tokens", 128, "of each rank"), _count("entries_per_token", 8, "rows that a token gets"),
+            _count("tokens", 128, "of each rank", least=0),
+            _count("entries_per_token", 8, "rows that a token gets"),
             _count("entries_per_rank", 65_536, "rows of the table on a rank"),
             _size(4096, "bytes of a row"), _count("cores", NUM_BLOCKS, "vector cores of a rank"),
-            _count("seed", 0, "of the ids"),
+            _count("seed", 0, "of the ids", least=0),
         ),
         build=_engram,
     ),
     Workload(
         name="hybrid-dispatch", help="dispatch that crosses the scale-out network once per supernode",
-        parameters=(*_HYBRID, _count("slots", 0, "chunks of a sender that a forwarder holds; 0 = all")),
+        parameters=(
+            *_HYBRID, _count("slots", 0, "chunks of a sender that a forwarder holds; 0 = all", least=0),
+        ),
         build=_hybrid_dispatch,
     ),
     Workload(

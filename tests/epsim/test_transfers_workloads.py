@@ -1,5 +1,7 @@
 """Workloads by name: every one runs, reads its parameters, repeats itself, and stands on its page."""
 
+import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +9,11 @@ import numpy as np
 import pytest
 
 from epsim.errors import InputError
+from epsim.platform.platform import make_platform
+from epsim.report.workload import run_json, run_text
 from epsim.schedule.workloads import WORKLOADS, make_workload
 from epsim.sim.transfers import TransferOptions, run_transfers
+from reference.errors import ConfigError
 from tests.epsim.transfer_checks import busiest_link_ps, machine
 from topology import TopologyError
 
@@ -78,6 +83,48 @@ def test_a_bad_name_or_value_is_named(name, values, field):
     with pytest.raises(InputError) as caught:
         make_workload(name, 8, values)
     assert caught.value.field == field
+
+
+COUNTS = [(name, p) for name, workload in WORKLOADS.items() for p in workload.parameters if p.kind == "count"]
+
+
+@pytest.mark.parametrize(("name", "parameter"), COUNTS, ids=lambda word: getattr(word, "name", word))
+def test_a_count_has_one_range_that_both_of_its_ends_name(name, parameter):
+    """Issue 4: inflight=0 was said to be in 1..2^50, and 10^9 in 0..2^20."""
+    for value in (parameter.least - 1, parameter.most + 1):
+        with pytest.raises(InputError, match=f"in {parameter.least}\\.\\.{parameter.most}$") as caught:
+            make_workload(name, 8, {parameter.name: value})
+        assert caught.value.field == parameter.name
+    known = [p.name for p in WORKLOADS[name].parameters]
+    small_case = SMALL[name] | {"hidden": 128, "experts": 8, "topk": 1, parameter.name: parameter.least}
+    with suppress(ConfigError):  # one expert is a whole number, but too few for eight ranks
+        make_workload(name, 8, {key: small_case[key] for key in known if key in small_case})
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_is_sent_is_what_the_ports_carried(name):
+    """Issue 4: rows that stay on their card made a rank send 375.6 GB/s through 364.3."""
+    transfers, platform = small(name), make_platform("ubl128:8")
+    run = run_transfers(machine(), transfers)
+    facts = json.loads(run_json(name, 8, platform, transfers, run))
+    sent = np.zeros(8, np.int64)
+    for port, num_bytes in zip(run.port_names, run.port_bytes.tolist(), strict=True):
+        card = port.partition(" -> ")[0]
+        if card.startswith("npu"):
+            sent[int(card.removeprefix("npu"))] += num_bytes
+    assert facts["wire_bytes"] == sent.sum()
+    assert facts["wire_bytes"] + facts["local_bytes"] == transfers.size_bytes.sum()
+    seconds = run.time_ps / 1e12
+    for key, value in (("gb_per_s_per_rank", sent.mean()), ("gb_per_s_busiest_rank", sent.max())):
+        # Four roundings: to us, per us, and the two here.
+        assert abs(facts[key] / (value / seconds / 1e9) - 1) <= 4 * np.finfo(float).eps
+
+
+def test_a_run_of_fixed_costs_is_not_compared_with_the_ports():
+    transfers, platform = make_workload("pp", 8, {"size": "1B"}), make_platform("ubl128:8")
+    text = run_text("pp", 8, platform, transfers, run_transfers(machine(), transfers))
+    assert "nearly all of it fixed costs and computation: the busiest port needs" in text
+    assert "x the busiest port" not in text
 
 
 def test_an_unknown_unit_is_refused():
