@@ -9,8 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from epsim.files import write_atomically
 from native.settings import settings_from
 from tests.mutants.battery import VARIANTS, Row, build, judge, rows
+from tests.mutants.mutant import Mutant
 from tests.mutants.page import PAGE, line, page
 from tests.mutants.table import MUTANTS, find
 
@@ -19,7 +23,9 @@ def main(words: Sequence[str]) -> int:
     """Return 0 if every mutant was killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", metavar="NAME", action="append", help="mutants whose names hold this")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
+    parser.add_argument("--json", metavar="FILE", type=Path,
+                        help="keep what was measured, mutant by mutant; what it has of a run before is not "
+                             "judged again")  # fmt: skip
     parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
     parser.add_argument("--no-stubs", action="store_true", help="leave out the column about empty stubs")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once (default %(default)s)")
@@ -30,14 +36,25 @@ def main(words: Sequence[str]) -> int:
     chosen = [m for m in MUTANTS if not asked.only or any(part in m.name for part in asked.only)]
     if not chosen or (asked.write and (asked.only or asked.no_stubs)):
         parser.error("no mutant has such a name" if not chosen else "the page needs all mutants and columns")
-    found = []
+    kept = _kept(asked.json, has_stubs=not asked.no_stubs)
+    new = [mutant for mutant in chosen if mutant not in kept]
     cache_dirs = settings_from(os.environ).cache_dirs
-    if not asked.only:
+    if not asked.only and new:
         _check_our_own(cache_dirs)
-    for row in rows(chosen, cache_dirs, has_stubs=not asked.no_stubs, num_jobs=asked.jobs):
-        found.append(row)
-        print(f"{len(found)}/{len(chosen)} {' | '.join(line(row))}", flush=True)
-    return _told(found, asked.json, is_written=asked.write)
+    for number, row in enumerate(rows(new, cache_dirs, has_stubs=not asked.no_stubs, num_jobs=asked.jobs), 1):
+        kept[row.mutant] = row
+        if asked.json:
+            write_atomically(asked.json, msgspec.json.encode(list(kept.values())).decode() + "\n")
+        print(f"{number}/{len(new)} {' | '.join(line(row))}", flush=True)
+    return _told([kept[mutant] for mutant in chosen], is_written=asked.write)
+
+
+def _kept(file: Path | None, *, has_stubs: bool) -> dict[Mutant, Row]:
+    """Return the rows of a run before, by mutant. One that has changed since is another mutant."""
+    if file is None or not file.exists():
+        return {}
+    found = msgspec.json.decode(file.read_bytes(), type=list[Row])
+    return {row.mutant: row for row in found if row.stubs is not None or not has_stubs}
 
 
 def _check_our_own(cache_dirs: Sequence[Path]) -> None:
@@ -49,9 +66,7 @@ def _check_our_own(cache_dirs: Sequence[Path]) -> None:
         print(f"our own kernels pass {verdict.num_runs} runs, variant {name!r}", flush=True)
 
 
-def _told(found: list[Row], file: Path | None, *, is_written: bool) -> int:
-    if file:
-        file.write_text(json.dumps([dataclasses.asdict(row) for row in found], indent=1) + "\n")
+def _told(found: list[Row], *, is_written: bool) -> int:
     if is_written:
         PAGE.write_text(page(found))
     survivors = [row.mutant.name for row in found if not row.twin.killed_by]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from native.backends.protocol import Schedule
 from tests.mutants.__main__ import main
 from tests.mutants.battery import VARIANTS, Variant, backend, build, judge
 from tests.mutants.mutant import PatchError
+from tests.mutants.page import PAGE
 from tests.mutants.table import MUTANTS, find
 
 JUDGED = {
@@ -44,6 +46,23 @@ def test_a_patch_that_does_not_apply_is_an_error(old):
         dataclasses.replace(find("dispatch: no entry barrier"), old=old).applied()
 
 
+def test_the_page_names_every_mutant_and_what_killed_it():
+    """If not: `python -m tests.mutants --write`."""
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
+    names = [f"{mutant.name} ({mutant.variant})" if mutant.variant else mutant.name for mutant in MUTANTS]
+    assert [cells[0].removeprefix("| ") for cells in rows] == names
+    assert [cells[1] for cells in rows] == [mutant.bug for mutant in MUTANTS]
+    assert all(cells[2] not in ("", "survives") for cells in rows)
+
+
+def test_at_least_nine_of_ten_shrink_to_two_ranks_and_two_tokens():
+    """Issue 5, acceptance 4, as the page has it."""
+    (counts,) = re.findall(r"(\d+) of (\d+) mutants are killed\. Of these, (\d+) shrink", PAGE.read_text())
+    num_killed, num_mutants, num_small = map(int, counts)
+    assert num_killed == num_mutants == len(MUTANTS)
+    assert num_small >= 0.9 * num_mutants
+
+
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_mutant_is_killed_and_shrinks(jit_cache, name):
     mutant = find(name)
@@ -57,10 +76,17 @@ def test_a_mutant_is_killed_and_shrinks(jit_cache, name):
 def test_the_command_tells_what_killed_a_mutant(jit_cache, tmp_path, monkeypatch, capsys):
     """In a process of its own."""
     monkeypatch.setenv("EPSIM_JIT_CACHE_DIR", str(jit_cache))
-    assert main(["--only", "queue: one for", "--no-stubs", "--json", str(tmp_path / "rows.json")]) == 0
+    words = ["--only", "queue: one for", "--no-stubs", "--json", str(tmp_path / "rows.json")]
+    assert main(words) == 0
     (row,) = json.loads((tmp_path / "rows.json").read_text())
     assert row["twin"]["killed_by"] == "sq_two_producers"
     assert "1 of 1 killed" in capsys.readouterr().out
+    # What the file has is not judged again: a run goes on where another was ended.
+    monkeypatch.setattr("tests.mutants.battery.judge_apart", None)
+    assert main(words) == 0
+    assert "1 of 1 killed" in capsys.readouterr().out
+    with pytest.raises(TypeError, match="not callable"):
+        main(["--only", "queue: one for", "--json", str(tmp_path / "rows.json")])  # the stubs' column is new
 
 
 SMALLEST = (
