@@ -14,6 +14,7 @@ import numpy.typing as npt
 from reference.arguments import check_each
 from reference.errors import ConfigError
 from reference.handle import Handle, check_group
+from reference.homes import Home, find_homes
 from reference.order import ReductionOrder
 from reference.results import CombineResult
 from reference.rows import gather_rows
@@ -57,7 +58,7 @@ def combine(
     _check_order(handles[0], order, topk_weights is not None)
     _check_rows(handles, y, topk_weights)
     _check_bias(handles, bias, y[0].shape[1])
-    homes = _homes(handles)
+    homes = find_homes(handles)
     bits = [array.view(np.uint16) for array in y]
     sums = Summer(handles[0], order, bits, is_summed=not handles[0].mode.expand)
     results = []
@@ -121,55 +122,6 @@ def _check_bias(handles: tuple[Handle, ...], bias: tuple[Rows, ...], hidden: int
             if values.shape != shape or values.dtype != BF16 or not values.flags.c_contiguous:
                 rule = f"must be contiguous bfloat16 {list(shape)}"
                 raise ConfigError(f"bias[{number}][rank {handle.rank}]", (values.shape, values.dtype), rule)
-
-
-@dataclass(frozen=True, eq=False)
-class Home:
-    """One home rank's choices: where each one's row lies."""
-
-    dst: npt.NDArray[np.int64]  # [T, K] rank, -1 = none
-    row: npt.NDArray[np.int32]  # [T, K] row there, -1 = none or, deduplicated, not the master
-
-
-def _homes(handles: tuple[Handle, ...]) -> list[Home]:
-    """Turn what the receivers know around, so that each sender finds its rows."""
-    owner = np.append(handles[0].config.expert_ranks(), -1)  # index -1, a masked choice, is on rank -1
-    rows = [np.full(h.topk_idx.shape, -1, dtype=np.int32) for h in handles]
-    ranks = [np.full(h.topk_idx.shape, -1, dtype=np.int64) for h in handles]
-    for handle in handles:
-        src, token = np.divmod(handle.gids(), handle.num_max_tokens_per_rank)
-        if handle.mode.expand:
-            here, column = np.nonzero(handle.expanded_rows() >= 0)
-            row = handle.expanded_rows()[here, column]
-        else:
-            here = np.arange(len(src))
-            column, row = handle.masters().astype(np.int64), here.astype(np.int32)
-        for rank in range(len(handles)):
-            at = src[here] == rank
-            place = token[here[at]], column[at]
-            if len(place[0]) and place[0].max() >= len(rows[rank]):
-                _refuse(f"recv_src_metadata of rank {handle.rank}", f"token {place[0].max()} of rank {rank}")
-            rows[rank][place], ranks[rank][place] = row[at], handle.rank
-    homes = [Home(owner[h.topk_idx], row) for h, row in zip(handles, rows, strict=True)]
-    for handle, home, found_at in zip(handles, homes, ranks, strict=True):
-        want = home.dst if handle.mode.expand else np.where(_masters(home.dst), home.dst, -1)
-        if (want != found_at).any():
-            token, k = np.argwhere(want != found_at)[0]
-            value = f"expert {handle.topk_idx[token, k]}"
-            _refuse(f"topk_idx of rank {handle.rank}, token {token}, column {k}", value)
-    return homes
-
-
-def _refuse(field: str, value: str) -> None:
-    raise ConfigError(field, value, "rows and routing disagree, the handles must come from one dispatch")
-
-
-def _masters(dst: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return [T, K]: whether no later column of the token has the same rank."""
-    master = dst >= 0
-    for k in range(dst.shape[1] - 1):
-        master[:, k] &= (dst[:, k : k + 1] != dst[:, k + 1 :]).all(axis=1)
-    return master
 
 
 def _gather_weights(handle: Handle, home: Home, weights: Rows) -> npt.NDArray[np.float32]:

@@ -14,6 +14,7 @@ from reference.config import EPConfig
 from reference.deliver import Cargo, Payload, deliver
 from reference.errors import ConfigError
 from reference.handle import DispatchMode, Handle, check_group
+from reference.homes import find_homes
 from reference.placement import plan_dispatch
 from reference.results import DispatchResult
 from reference.topk import TopK
@@ -110,6 +111,7 @@ def dispatch_cached(
     check_each("handles", handles, Handle)
     handles = tuple(handles)
     check_group(handles)
+    find_homes(handles)
     mode = handles[0].mode
     if expand is not None and expand != mode.expand:
         raise ConfigError("expand", expand, f"the handle's layout has expand = {mode.expand}")

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference.combine import BLOCK_BYTES, Home, Summer
+from reference.combine import BLOCK_BYTES, Summer
 from reference.config import EPConfig
 from reference.handle import Handle
+from reference.homes import Home
 from reference.order import ReductionOrder
 from reference.results import CombineResult
 from reference.routes import starts_of
