@@ -36,7 +36,9 @@ def simulate(
     ] = None,
     json: Annotated[bool, Flag, Parameter(help="print JSON for programs")] = False,
 ) -> None:
-    """Simulate dispatch and combine on the real links.
+    """Simulate dispatch and combine on the real links, for one group of up to 4,096 ranks.
+
+    For many groups at once, or one exchange among up to 262,144 cards, see `epsim cluster`.
 
     - `epsim simulate --ep 32 --op dispatch --routing zipf:0.8`
     - `epsim simulate --level flow --system clos:1024 --ep 256 --experts 1024 --op dispatch`

@@ -117,6 +117,10 @@ CEILINGS = {
     "num_max_tokens_per_rank": 2**26,
 }
 """Far beyond any real group; within them counts fit 64 bits, and a matrix of ranks fits a laptop."""
+BEYOND = {
+    "ep_size": "; epsim cluster takes up to 262,144 cards: many groups at once, or one exchange (--all-to-all)"
+}
+"""What to use instead."""
 
 
 def check_ceilings(config: EPConfig) -> None:
@@ -127,14 +131,15 @@ def check_ceilings(config: EPConfig) -> None:
     """
     for name, most in CEILINGS.items():
         if getattr(config, name) > most:
-            raise InputError(name, getattr(config, name), f"must be at most {most:,}")
+            rule = f"must be at most {most:,}{BEYOND.get(name, '')}"
+            raise InputError(name, getattr(config, name), rule)
 
 
 def group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:
     """Return group sizes as whole numbers.
 
     Raises:
-      InputError: none, one below 1, or one that stands there twice.
+      InputError: none, one below 1 or above the ceiling, or one that stands there twice.
     """
     sizes = (ep,) if isinstance(ep, int) else tuple(ep)
     if not sizes:
@@ -142,6 +147,10 @@ def group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise InputError("ep", size, "must be a whole number of at least 1")
+        if size > CEILINGS["ep_size"]:
+            # Before the number of experts, which would be the next thing that does not fit.
+            rule = f"must be at most {CEILINGS['ep_size']:,}{BEYOND['ep_size']}"
+            raise InputError("ep_size", size, rule)
     for position, size in enumerate(sizes):
         if size in sizes[:position]:
             raise InputError("ep", size, "is there twice")
