@@ -117,9 +117,7 @@ CEILINGS = {
     "num_max_tokens_per_rank": 2**26,
 }
 """Far beyond any real group; within them counts fit 64 bits, and a matrix of ranks fits a laptop."""
-BEYOND = {
-    "ep_size": "; epsim cluster takes up to 262,144 cards: many groups at once, or one exchange (--all-to-all)"
-}
+BEYOND = {"ep_size": "; epsim cluster takes 262,144 cards: many groups, or one exchange (--all-to-all)"}
 """What to use instead."""
 
 

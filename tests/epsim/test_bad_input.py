@@ -85,7 +85,7 @@ OPTIONS = {
     "--tokens many": "many",
     "--tokens 99999999999999999999": "num_max_tokens_per_rank",
     "--hidden 1048577": "must be at most 1,048,576",
-    "--ep 262144 --experts 262144 --system clos:262144": "ep_size is 262144: must be at most 4,096; epsim cluster",
+    "--ep 262144 --experts 262144 --system clos:262144": "must be at most 4,096; epsim cluster",
     "--ep 1 --experts 999999999": "must be at most 1,048,576",
     "--ep 1 --experts 1048576 --topk 1025": "must be at most 1,024",
     "--hidden 0": "hidden is 0",
