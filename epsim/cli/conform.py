@@ -9,6 +9,7 @@ from epsim.cli.routing import JsonFlag, print_json
 from epsim.cli.wholes import Whole
 
 if TYPE_CHECKING:
+    from epsim.conform.outcome import Outcome
     from epsim.conform.program import Program
     from native.backends.protocol import Backend
 
@@ -39,7 +40,8 @@ def conform(
 
     Programs are dispatches, cached dispatches and combines on one buffer: routings of all kinds, both dtypes,
     layouts, biases, several live handles. What a backend lacks is a row with the reason. Exit code 0 if all
-    holds and was really tested; 1 if a property is broken or proved nothing; 3 if it cannot run here.
+    holds and was really tested; 1 if a property is broken or proved nothing; 3 if it cannot run here; after
+    an interrupt, which prints what the cells so far have found, 130 (143 of SIGTERM).
 
     - `epsim conform --backend gloo`
     - `epsim conform --backend twin --profile full --junit conform.xml`
@@ -49,6 +51,7 @@ def conform(
     from contextlib import nullcontext, redirect_stdout
     from io import StringIO
 
+    from epsim.cli.interrupts import sigterm_interrupts
     from epsim.conform.backends.registry import find_backend
     from epsim.errors import InputError
     from native.settings import settings_from
@@ -66,7 +69,7 @@ def conform(
     # Under torchrun all processes make the same calls and know the same results: the first one tells them.
     is_first = backend != "npu" or os.environ.get("RANK", "0") == "0"
     try:
-        with nullcontext() if is_first else redirect_stdout(StringIO()):
+        with sigterm_interrupts(), nullcontext() if is_first else redirect_stdout(StringIO()):
             if example is not None:
                 return _rerun(judged, example, seed, schedule_seed, strategy, trace)
             return _search(judged, profile, seed, schedule_seed, junit if is_first else None, json)
@@ -77,20 +80,35 @@ def conform(
 def _search(
     backend: "Backend", profile: str, seed: int, schedule_seed: int, junit: Path | None, json: bool
 ) -> int:
+    """Search; what cells have found is in the file when they end, and printed also after an interrupt."""
+    import sys
+
+    from epsim.cli.interrupts import exit_code
     from epsim.cli.progress import progress
-    from epsim.conform import run_conformance
     from epsim.conform.junit import junit_xml
+    from epsim.conform.search import SearchStopped, run_conformance
+    from epsim.files import write_atomically
     from epsim.report.conform import outcome_text
 
-    with progress("cells") as tell:
-        outcome = run_conformance(backend, profile, seed=seed, schedule_seed=schedule_seed, tell=tell)
-    if junit is not None:
-        junit.write_text(junit_xml(outcome), encoding="utf-8")
+    def keep(outcome: "Outcome") -> None:
+        if junit is not None:
+            write_atomically(junit, junit_xml(outcome))
+
+    try:
+        with progress("cells") as tell:
+            outcome = run_conformance(
+                backend, profile, seed=seed, schedule_seed=schedule_seed, tell=tell, keep=keep
+            )
+        code = int(not outcome.is_passed)
+    except SearchStopped as stopped:
+        outcome, code = stopped.outcome, exit_code(stopped)
+        keep(outcome)
+        print(f"epsim: {outcome.stopped_text}", file=sys.stderr)
     if json:
         print_json(outcome.to_dict())
     else:
         print(outcome_text(outcome))
-    return int(not outcome.is_passed)
+    return code
 
 
 def _check_trace(trace: Path, backend: str, example: str | None) -> None:

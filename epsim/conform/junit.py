@@ -10,25 +10,28 @@ def junit_xml(outcome: Outcome) -> str:
     """Return the document.
 
     A failed cell is a failure with its rerun line, an unsupported one is skipped with its reason, a property
-    that proved nothing is a failure. Times in seconds.
+    that proved nothing is a failure, a search that did not come to its end an error. Times in seconds.
     """
     suites = ET.Element("testsuites", name=f"epsim conform {outcome.backend}")
-    cells = _suite(suites, f"{outcome.profile}.cells", len(outcome.cells))
+    cells = _suite(suites, f"{outcome.profile}.cells")
     for row in outcome.cells:
         _cell(cells, row)
-    properties = _suite(suites, f"{outcome.profile}.properties", len(outcome.properties))
+    if not outcome.is_whole:
+        case = ET.SubElement(cells, "testcase", classname="cells", name="all cells")
+        ET.SubElement(case, "error", message=outcome.stopped_text)
+    properties = _suite(suites, f"{outcome.profile}.properties")
     for line in outcome.properties:
         _property(properties, line)
     for suite in (cells, properties):
-        suite.set("failures", str(len(suite.findall("testcase/failure"))))
-        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
-        suite.set("errors", "0")
+        suite.set("tests", str(len(suite)))
+        for count, kind in (("failures", "failure"), ("skipped", "skipped"), ("errors", "error")):
+            suite.set(count, str(len(suite.findall(f"testcase/{kind}"))))
     ET.indent(suites)
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _suite(parent: ET.Element, name: str, count: int) -> ET.Element:
-    return ET.SubElement(parent, "testsuite", name=name, tests=str(count))
+def _suite(parent: ET.Element, name: str) -> ET.Element:
+    return ET.SubElement(parent, "testsuite", name=name)
 
 
 def _cell(suite: ET.Element, row: CellRow) -> None:
@@ -50,6 +53,8 @@ def _property(suite: ET.Element, row: PropertyRow) -> None:
         ET.SubElement(case, "failure", type=row.name, message=message)
     elif row.verdict == "proved nothing":
         ET.SubElement(case, "failure", type="proved nothing", message=row.vacuous or "")
+    elif row.verdict == "not reached":
+        ET.SubElement(case, "skipped", message="the run ended before")
 
 
 def _plain(text: str) -> str:

@@ -163,10 +163,12 @@ class PropertyRow:
 
     @property
     def verdict(self) -> str:
-        """Passed, failed or proved nothing."""
+        """Passed, failed, proved nothing, or not reached by a run that ended early."""
         if self.num_failures:
             return "failed"
-        return "proved nothing" if self.vacuous else "passed"
+        if self.vacuous:
+            return "proved nothing"
+        return "passed" if self.evidence.num_compared else "not reached"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +181,7 @@ class Outcome:
       schedule_seed: first of the schedules' seeds.
       properties: in the order of the data flow; those that do not apply to the backend are left out.
       cells: in order.
+      num_cells: how many were to be tried; a run that was interrupted has fewer rows.
       traits: how many programs that hold had what `coverage.traits` names.
       seconds: all of it.
     """
@@ -189,6 +192,7 @@ class Outcome:
     schedule_seed: int
     properties: tuple[PropertyRow, ...]
     cells: tuple[CellRow, ...]
+    num_cells: int
     traits: Mapping[str, int]
     seconds: float
 
@@ -203,9 +207,19 @@ class Outcome:
         return tuple(row for row in self.properties if row.verdict == "proved nothing")
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all cells were tried."""
+        return len(self.cells) == self.num_cells
+
+    @property
+    def stopped_text(self) -> str:
+        """What to say of a run that is not whole."""
+        return f"interrupted after {len(self.cells)} of {self.num_cells} cells"
+
+    @property
     def is_passed(self) -> bool:
         """Whether all held, and all were really tested."""
-        return not self.failures and not self.vacuous
+        return self.is_whole and not self.failures and not self.vacuous
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain JSON values."""
@@ -215,6 +229,7 @@ class Outcome:
             "seed": self.seed,
             "schedule_seed": self.schedule_seed,
             "is_passed": self.is_passed,
+            "num_cells": self.num_cells,
             "seconds": self.seconds,
             "traits": dict(sorted(self.traits.items())),
             "properties": [

@@ -4,7 +4,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from epsim.conform.coverage import traits
@@ -25,6 +25,15 @@ WIDE_EXAMPLES = 2
 """Programs of a wide cell: a row of 7168 elements costs as much as many small ones."""
 
 
+class SearchStopped(KeyboardInterrupt):
+    """The search was interrupted; `outcome` has the cells that are done, and the failure of one under way."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        """Carry what was found so far."""
+        self.outcome = outcome
+        super().__init__(outcome.stopped_text)
+
+
 def run_conformance(
     backend: Backend,
     profile: str | Profile = "quick",
@@ -35,6 +44,7 @@ def run_conformance(
     only: Callable[[Cell], bool] = lambda _: True,
     stop_at_failure: bool = False,
     tell: Callable[[int, int], Any] | None = None,
+    keep: Callable[[Outcome], Any] | None = None,
 ) -> Outcome:
     """Try every cell of a backend.
 
@@ -48,7 +58,8 @@ def run_conformance(
       make_programs: strategy of a cell's programs.
       only: cells to try; the others are left out of the outcome.
       stop_at_failure: leave out the cells behind the first that fails.
-      tell: called with (done, all) cells.
+      tell: called with (done, all) cells, before each program.
+      keep: called after each cell with the outcome so far.
 
     Returns:
       Outcome; it passed only if every property held and was really tested.
@@ -56,34 +67,29 @@ def run_conformance(
     Raises:
       InputError: no such profile, or a negative seed.
       MissingExtraError: no hypothesis.
+      SearchStopped: by KeyboardInterrupt; it has the outcome so far.
     """
     load_hypothesis()
     for name, value in (("seed", seed), ("schedule_seed", schedule_seed)):
         if value < 0:
             raise InputError(name, value, "must not be negative")
     chosen = find_profile(profile)
-    search = _Search(
-        backend=backend, profile=chosen, seed=seed, schedule_seed=schedule_seed, make=make_programs
-    )
-    start = time.perf_counter()
     todo = [cell for cell in cells(wide=chosen.wide) if only(cell)]
-    rows = []
-    for done, cell in enumerate(todo):
-        if tell:
-            tell(done, len(todo))
-        rows.append(search.run_cell(cell))
-        if stop_at_failure and rows[-1].failure:
-            break
-    return Outcome(
-        backend=backend.name,
-        profile=chosen.name,
-        seed=seed,
-        schedule_seed=schedule_seed,
-        properties=tuple(_property_rows(search.ledger, rows, chosen, backend.capabilities())),
-        cells=tuple(rows),
-        traits=search.traits,
-        seconds=time.perf_counter() - start,
-    )
+    search = _Search(
+        backend=backend, profile=chosen, seed=seed, schedule_seed=schedule_seed, make=make_programs,
+        num_cells=len(todo), tell=tell,
+    )  # fmt: skip
+    try:
+        for cell in todo:
+            search.rows.append(search.run_cell(cell))
+            if keep:
+                keep(search.outcome())
+            if stop_at_failure and search.rows[-1].failure:
+                search.num_cells = len(search.rows)
+                break
+    except KeyboardInterrupt as stop:
+        raise SearchStopped(search.outcome()) from stop
+    return search.outcome()
 
 
 def find_profile(profile: str | Profile) -> Profile:
@@ -130,8 +136,31 @@ class _Search:
     seed: int
     schedule_seed: int
     make: Programs
+    num_cells: int
+    tell: Callable[[int, int], Any] | None
+    start: float = field(default_factory=time.perf_counter)
+    rows: list[CellRow] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     traits: Counter[str] = field(default_factory=Counter)
+
+    def outcome(self) -> Outcome:
+        """Return what was found so far; what comes later does not change it."""
+        return Outcome(
+            backend=self.backend.name,
+            profile=self.profile.name,
+            seed=self.seed,
+            schedule_seed=self.schedule_seed,
+            properties=tuple(self._property_rows()),
+            cells=tuple(self.rows),
+            num_cells=self.num_cells,
+            traits=dict(self.traits),
+            seconds=time.perf_counter() - self.start,
+        )
+
+    def tick(self) -> None:
+        """Tell how far the search is."""
+        if self.tell:
+            self.tell(len(self.rows), self.num_cells)
 
     def run_cell(self, cell: Cell) -> CellRow:
         """Draw programs of a cell until one breaks or there are enough."""
@@ -143,15 +172,13 @@ class _Search:
         trial = _Trial(search=self, schedules=self._schedules(capabilities))
         strategy = self.make(cell, capabilities, self._sizes())
         count = WIDE_EXAMPLES if cell.scenario == "wide" else self.profile.examples_per_cell
-        self._explore(strategy, trial, count)
-        return CellRow(
-            cell=str(cell),
-            num_examples=trial.num_examples,
-            num_runs=trial.num_runs,
-            unsupported=trial.unsupported,
-            seconds=time.perf_counter() - start,
-            failure=trial.failure(str(cell)),
-        )
+        try:
+            self._explore(strategy, trial, count)
+        except KeyboardInterrupt:
+            if trial.broken:
+                self.rows.append(trial.row(str(cell), start))
+            raise
+        return trial.row(str(cell), start)
 
     def _explore(self, strategy: "SearchStrategy[Program]", trial: "_Trial", count: int) -> None:
         hypothesis = load_hypothesis()
@@ -177,6 +204,24 @@ class _Search:
             # A machine without a seed of its own may not show it again; what was seen was seen.
             if trial.smallest is None:
                 raise
+
+    def _property_rows(self) -> Iterator[PropertyRow]:
+        num_unsupported = sum(row.verdict == "unsupported" for row in self.rows)
+        broken = [row.failure.property for row in self.rows if row.failure]
+        capabilities = self.backend.capabilities()
+        # What a broken or interrupted run has not come to proves nothing for that reason alone.
+        is_early = bool(broken) or len(self.rows) < self.num_cells
+        for name in PROPERTIES:
+            if not _applies(name, capabilities):
+                continue
+            evidence = replace(self.ledger.by_property.get(name, Evidence()))
+            yield PropertyRow(
+                name=name,
+                evidence=evidence,
+                num_failures=broken.count(name),
+                num_unsupported=num_unsupported,
+                vacuous=None if is_early else evidence.vacuous(self.profile.least_crossed),
+            )
 
     def _sizes(self) -> Sizes:
         return Sizes(
@@ -218,6 +263,7 @@ class _Trial:
         Raises:
           PropertyBroken: a property breaks: hypothesis then looks for a smaller program.
         """
+        self.search.tick()
         is_shrinking = self.broken is not None
         order = sorted(self.schedules, key=lambda schedule: schedule != self.schedule)
         for number, schedule in enumerate(order):
@@ -248,6 +294,17 @@ class _Trial:
             self.num_examples += 1
         # The last one that hypothesis runs is the smallest: it replays its best at the end.
         self.broken, self.smallest, self.schedule = broken, program, schedule
+
+    def row(self, cell: str, start: float) -> CellRow:
+        """Return the row of the cell that was begun at `start`."""
+        return CellRow(
+            cell=cell,
+            num_examples=self.num_examples,
+            num_runs=self.num_runs,
+            unsupported=self.unsupported,
+            seconds=time.perf_counter() - start,
+            failure=self.failure(cell),
+        )
 
     def failure(self, cell: str) -> Failure | None:
         """Return what was found, None = nothing."""
@@ -281,22 +338,3 @@ def _applies(name: PropertyName, capabilities: Capabilities) -> bool:
     if name == "gather_pairs" and capabilities.edition != "ascend":
         return False
     return not set(needs.get(name, ())) & set(capabilities.unsupported)
-
-
-def _property_rows(
-    ledger: Ledger, rows: list[CellRow], profile: Profile, capabilities: Capabilities
-) -> Iterator[PropertyRow]:
-    num_unsupported = sum(row.verdict == "unsupported" for row in rows)
-    broken = [row.failure.property for row in rows if row.failure]
-    for name in PROPERTIES:
-        if not _applies(name, capabilities):
-            continue
-        evidence = ledger.by_property.get(name, Evidence())
-        yield PropertyRow(
-            name=name,
-            evidence=evidence,
-            num_failures=broken.count(name),
-            num_unsupported=num_unsupported,
-            # A broken run stops early, so later properties may lack evidence for that reason alone.
-            vacuous=None if broken else evidence.vacuous(profile.least_crossed),
-        )

@@ -38,6 +38,10 @@ def verdict_text(outcome: Outcome) -> str:
     tried = f"{examples:,} examples, {runs:,} runs, {outcome.seconds:.1f} s"
     if outcome.is_passed:
         return f"PASSED: {tried}"
+    if not outcome.is_whole:
+        tried = f"{outcome.stopped_text}; {tried}"
+        if not outcome.failures:
+            return tried
     return f"FAILED: {len(outcome.failures)} cells, {len(outcome.vacuous)} properties proved nothing; {tried}"
 
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import multiprocessing
+import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -37,7 +39,8 @@ class Pool:
             process = context.Process(
                 target=serve, args=(theirs, library, rank, num_ranks, self.folder.name), daemon=True
             )
-            process.start()
+            with _uninterrupted_children():
+                process.start()
             theirs.close()
             self.workers.append((process, ours))
         try:
@@ -53,10 +56,14 @@ class Pool:
         Raises:
           BackendFailure: a rank threw, died or did not answer; the pool is over unless all answered.
         """
-        for (_, pipe), given in zip(self.workers, arguments, strict=False):
-            with contextlib.suppress(OSError):  # a dead one is told by its missing answer
-                pipe.send((command, given))
-        return self._answers(len(arguments), CALL_TIMEOUT_SECS)
+        try:
+            for (_, pipe), given in zip(self.workers, arguments, strict=False):
+                with contextlib.suppress(OSError):  # a dead one is told by its missing answer
+                    pipe.send((command, given))
+            return self._answers(len(arguments), CALL_TIMEOUT_SECS)
+        except KeyboardInterrupt:
+            self.stop()  # answers that still come would be taken for those of the next call
+            raise
 
     def _answers(self, num_ranks: int, timeout_secs: float) -> list[Any]:
         deadline = time.monotonic() + timeout_secs
@@ -100,3 +107,15 @@ class Pool:
     def is_running(self) -> bool:
         """Whether it takes calls."""
         return bool(self.workers)
+
+
+@contextlib.contextmanager
+def _uninterrupted_children() -> Iterator[None]:
+    """Let processes that start inside never see the terminal's SIGINT: their parent ends them."""
+    # This process is started first, as it unblocks the signal again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

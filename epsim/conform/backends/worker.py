@@ -4,6 +4,7 @@ Arrays come and go with their strides; whatever a call throws goes back as text.
 """
 
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -30,21 +31,21 @@ HANDLE_FIELDS = (
 
 def serve(pipe: Connection, library: Library, rank: int, num_ranks: int, folder: str) -> None:
     """Join the others, then answer (command, arguments) with (worked, result) until the pipe closes."""
-    try:
-        worker = Worker(library, rank, num_ranks, folder)
+    # A parent that has ended in the middle of a call reads no answer, and needs none.
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            worker = Worker(library, rank, num_ranks, folder)
+        except Exception:
+            pipe.send((False, traceback.format_exc(limit=-3)))
+            return
         pipe.send((True, None))
         while True:
-            try:
-                command, arguments = pipe.recv()
-            except EOFError:
-                return
+            command, arguments = pipe.recv()
             try:
                 answer = True, getattr(worker, command)(**arguments)
             except Exception:
                 answer = False, traceback.format_exc(limit=-3)
             pipe.send(answer)
-    except Exception:
-        pipe.send((False, traceback.format_exc(limit=-3)))
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,106 @@
+"""Ending `epsim conform` early: what was found is kept, by SIGINT, SIGTERM and SIGKILL alike; progress."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from epsim.conform import run_conformance
+from epsim.conform.backends.reference import ReferenceBackend
+from epsim.conform.junit import junit_xml
+from epsim.conform.outcome import PROFILES
+from epsim.conform.search import SearchStopped
+from tests.meta.faulty_backend import FaultyBackend
+
+COMMAND = [sys.executable, "-m", "epsim", "conform"]
+MAX_WAIT_SECS = 60
+
+
+def num_cells_in(junit):
+    """Return how many cells a JUnit file has; it is whole whenever it is there."""
+    return len(ET.parse(junit).findall("testsuite[1]/testcase")) if junit.exists() else 0
+
+
+def stop_by(number, junit, *words):
+    """Start a search, send it a signal once a cell is in its file; return exit code and both outputs."""
+    command = [*COMMAND, "--junit", str(junit), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + MAX_WAIT_SECS
+        while not num_cells_in(junit) and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=MAX_WAIT_SECS)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_search_tells_what_it_has_found(tmp_path, number, code):
+    junit = tmp_path / "s.xml"
+    found, out, err = stop_by(number, junit, "--backend", "reference", "--json")
+    assert found == code
+    told = json.loads(out)
+    done = len(told["cells"])
+    assert 0 < done < told["num_cells"]
+    assert not told["is_passed"]
+    assert err.splitlines()[-1] == f"epsim: interrupted after {done} of {told['num_cells']} cells"
+    (error,) = ET.parse(junit).findall(".//error")
+    assert error.get("message") == f"interrupted after {done} of {told['num_cells']} cells"
+
+
+def test_an_interrupted_search_prints_its_table(tmp_path):
+    code, out, err = stop_by(signal.SIGINT, tmp_path / "s.xml", "--backend", "reference")
+    assert code == 130
+    assert "\nmetadata          passed " in out
+    assert out.splitlines()[-1].startswith("interrupted after ")
+    assert "Traceback" not in err
+
+
+def test_a_killed_search_leaves_the_cells_that_it_has_done(tmp_path):
+    junit = tmp_path / "s.xml"
+    assert stop_by(signal.SIGKILL, junit, "--backend", "reference")[0] == -signal.SIGKILL
+    assert num_cells_in(junit) >= 2  # a cell, and the error that the others are missing
+
+
+def test_processes_of_a_search_end_without_a_word(tmp_path):
+    """Not even of a pipe that nobody reads."""
+    pytest.importorskip("torch")
+    code, _, err = stop_by(signal.SIGTERM, tmp_path / "s.xml", "--backend", "gloo")
+    assert code == 143
+    assert [line for line in err.splitlines() if not line.startswith(("cells: ", "epsim: "))] == []
+
+
+class StopsLate(FaultyBackend):
+    """Interrupted while a failure is made smaller."""
+
+    def open(self, spec, schedule):
+        self.__dict__.setdefault("opened", []).append(spec)
+        if len(self.opened) == 40:
+            raise KeyboardInterrupt
+        return super().open(spec, schedule)
+
+
+def test_a_failure_that_is_being_shrunk_is_not_lost():
+    with pytest.raises(SearchStopped, match="interrupted after 1 of") as stopped:
+        run_conformance(StopsLate(fault="rows_swapped"), only=lambda cell: cell.has("bf16"))
+    outcome = stopped.value.outcome
+    assert outcome.failures[0].rerun
+    assert not outcome.is_passed
+
+
+def test_what_is_kept_after_each_cell_stays_as_it_was():
+    """One more cell each time; the last is what the search returns."""
+    kept = []
+    few = PROFILES["quick"]
+    outcome = run_conformance(
+        ReferenceBackend(), few, only=lambda cell: cell.scenario == "round_trip",
+        keep=lambda found: kept.append((found, junit_xml(found))),
+    )  # fmt: skip
+    assert [len(found.cells) for found, _ in kept] == [1, 2, 3, 4]
+    assert all(junit_xml(found) == text for found, text in kept)
+    assert [found.is_whole for found, _ in kept] == [False, False, False, True]
+    assert kept[-1][0].cells == outcome.cells
+    assert kept[0][0].properties[0].evidence.num_runs < outcome.properties[0].evidence.num_runs
