@@ -95,7 +95,7 @@ def _search(
             write_atomically(junit, junit_xml(outcome))
 
     try:
-        with progress("cells") as tell:
+        with progress("cells", has_lines=True) as tell:
             outcome = run_conformance(
                 backend, profile, seed=seed, schedule_seed=schedule_seed, tell=tell, keep=keep
             )

@@ -97,7 +97,7 @@ def sweep(
     # Ray reads this one when it starts; nothing of a user's run is reported anywhere.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        with progress("points") as on_progress:
+        with progress("points", has_lines=True) as on_progress:
             table = run_sweep(
                 points, out, engine=engine, jobs=jobs, address=address, on_progress=on_progress,
                 more_files=pictures,

@@ -90,7 +90,7 @@ def _print_each(options: CaseOptions, each: str, json: bool) -> None:
     from epsim.report.whatif import damages_text
     from epsim.whatif import whatif_each
 
-    with progress("faults") as on_progress:
+    with progress("faults", has_lines=True) as on_progress:
         damages = whatif_each(each, on_progress=on_progress, **options.arguments())
     if not json:
         print(damages_text(damages))

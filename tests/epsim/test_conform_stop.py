@@ -1,6 +1,8 @@
 """Ending `epsim conform` early: what was found is kept, by SIGINT, SIGTERM and SIGKILL alike; progress."""
 
+import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from epsim.cli import run
 from epsim.conform import run_conformance
 from epsim.conform.backends.reference import ReferenceBackend
 from epsim.conform.junit import junit_xml
@@ -18,6 +21,7 @@ from tests.meta.faulty_backend import FaultyBackend
 
 COMMAND = [sys.executable, "-m", "epsim", "conform"]
 MAX_WAIT_SECS = 60
+FEW = dataclasses.replace(PROFILES["quick"], examples_per_cell=8, schedules=1)
 
 
 def num_cells_in(junit):
@@ -104,3 +108,17 @@ def test_what_is_kept_after_each_cell_stays_as_it_was():
     assert [found.is_whole for found, _ in kept] == [False, False, False, True]
     assert kept[-1][0].cells == outcome.cells
     assert kept[0][0].properties[0].evidence.num_runs < outcome.properties[0].evidence.num_runs
+
+
+def test_without_a_terminal_a_line_now_and_then_shows_progress(capsys, monkeypatch):
+    """None in a short run; and the answer on stdout is the same."""
+    monkeypatch.setattr("epsim.conform.search.find_profile", lambda _: FEW)
+    assert run(["conform", "--backend", "reference", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("epsim.cli.progress.PLAIN_SECS", 0.0)
+    assert run(["conform", "--backend", "reference", "--json"]) == 0
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    num_cells = json.loads(shown.out)["num_cells"]
+    assert all(re.fullmatch(rf"cells: \d+ of {num_cells} after \d+ s", line) for line in lines)
+    assert len(lines) > num_cells
