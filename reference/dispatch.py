@@ -13,6 +13,7 @@ from reference.arguments import check_each, check_type
 from reference.config import EPConfig
 from reference.deliver import Cargo, Payload, deliver
 from reference.errors import ConfigError
+from reference.formats.dtypes import is_float
 from reference.handle import DispatchMode, Handle, check_group
 from reference.homes import find_homes
 from reference.placement import plan_dispatch
@@ -37,7 +38,8 @@ def dispatch(
     Args:
       config: the group.
       topk: routing in physical ids; its weights, if any, travel verbatim and are never applied.
-      x: per rank [T, W], C order, elements of 1, 2, 4 or 8 bytes; only the bytes matter.
+      x: per rank [T, W], C order, elements of 1, 2, 4 or 8 bytes; only the bytes matter. Floats must be those
+        that the edition takes; integers pass for the bits of any.
       scales: per rank [T, P], any strides, elements of the edition's pack size; None = no scales.
       mode: the layout; None = `DispatchMode()`, the Ascend one.
       zero_padding: rows of alignment gaps are zero in payload, scales and weights; else undefined.
@@ -139,6 +141,9 @@ def _check_cargo(mode: DispatchMode, tokens: tuple[int, ...], cargo: Cargo) -> N
     for rank, array in enumerate(cargo.x):
         if not array.flags.c_contiguous:
             raise ConfigError(f"x[rank {rank}].strides", array.strides, "must be contiguous, row by row")
+    dtype, floats = cargo.x[0].dtype, rules.float_payloads
+    if floats is not None and is_float(dtype) and str(dtype) not in floats:
+        raise rules.refuse("x.dtype", str(dtype), f"takes {' and '.join(floats)}, or integers for their bits")
     if cargo.scales is not None:
         _check_columns("scales", cargo.scales, tokens)
         if cargo.scales[0].dtype.itemsize != rules.scale_pack_bytes:

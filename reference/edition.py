@@ -37,6 +37,7 @@ class Edition:
     Args:
       name: as users write it.
       metadata_order: columns of recv_src_metadata.
+      float_payloads: dtypes of floats that dispatch takes; None = any, only their bytes matter.
       scale_pack_bytes: bytes of one element of the scales.
       scale_column_rows: rows to which a column of column-major scales is padded.
       slot_has_rank: whether dst_buffer_slot_idx counts from the sender's region (own_rank * M + slot).
@@ -48,11 +49,12 @@ class Edition:
       hidden_multiple: elements that must divide H in the combine kernels (a kernel limit, not checked here).
       has_deduplicated, has_hybrid, has_single_reduction, has_handle_copy, has_expert_ids: what it offers.
       checks_topk_version: whether a handle notices that topk_idx was written to after dispatch.
-      Source: deepep-ascend.md sections 1.5-1.7, 2, 4.5-4.6; deepep-v2.md sections 2.3-2.7, 3.2, 3.4, 7.
+      Source: deepep-ascend.md sections 1.5-1.7, 1.10, 2, 4.5-4.6; deepep-v2.md sections 2.3-2.7, 3.2, 3.4, 7.
     """
 
     name: EditionName
     metadata_order: MetadataOrder
+    float_payloads: tuple[str, ...] | None
     scale_pack_bytes: int
     scale_column_rows: int
     slot_has_rank: bool
@@ -90,6 +92,7 @@ class Edition:
 ASCEND = Edition(
     name="ascend",
     metadata_order="rows_first",
+    float_payloads=("bfloat16", "float8_e4m3fn"),
     scale_pack_bytes=2,
     scale_column_rows=1,
     slot_has_rank=False,
@@ -108,6 +111,7 @@ ASCEND = Edition(
 NVIDIA_V25 = Edition(
     name="nvidia-v2.5",
     metadata_order="gid_first",
+    float_payloads=None,
     scale_pack_bytes=4,
     scale_column_rows=4,
     slot_has_rank=True,

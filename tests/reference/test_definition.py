@@ -13,10 +13,20 @@ from reference.config import EPConfig
 from reference.definition import define_dispatch
 from reference.definition_combine import define_combine
 from reference.dispatch import dispatch, dispatch_cached
+from reference.edition import EditionError
 from reference.handle import DispatchMode
 from reference.order import RANK_REDUCED, RECIPES
 from tests.conftest import PROFILE
-from tests.reference.exchange import PACKS, PAYLOADS, exchanges, random_bits, random_rows, random_topk
+from tests.reference.exchange import (
+    BF16,
+    FP8,
+    PACKS,
+    PAYLOADS,
+    exchanges,
+    random_bits,
+    random_rows,
+    random_topk,
+)
 
 EXAMPLES = settings(max_examples=2000 if PROFILE == "nightly" else 300)
 
@@ -43,6 +53,10 @@ def test_dispatch_is_what_the_definition_says(exchange, data):
         pack = data.draw(st.sampled_from(PACKS[mode.rules.scale_pack_bytes]))
         scales = [random_bits(rng, (n, 3), pack) for n in topk.tokens_per_rank]
     padding = mode.expand and data.draw(st.booleans())
+    if mode.edition == "ascend" and dtype not in (BF16, FP8, np.uint8):
+        with pytest.raises(EditionError, match=f"x.dtype is '{dtype}': edition ascend takes bfloat16 and"):
+            dispatch(config, topk, x, scales=scales, mode=mode, zero_padding=padding)
+        x = [rows.view(f"u{dtype.itemsize}") for rows in x]
     want = define_dispatch(config, topk, x, scales=scales, mode=mode, zero_padding=padding)
     have = dispatch(config, topk, x, scales=scales, mode=mode, zero_padding=padding)
     assert_equal(want[0], have[0], strict_zero=True)

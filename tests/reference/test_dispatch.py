@@ -351,9 +351,13 @@ def test_weights_and_payload_keep_every_bit():
     """NaN payloads, infinities and negative zeros travel untouched."""
     config, topk, _ = small_exchange()
     rng = np.random.default_rng(5)
-    for dtype in (BF16, FP8, ml_dtypes.float8_e8m0fnu, np.float32, np.float64):
+    floats = (BF16, FP8, ml_dtypes.float8_e8m0fnu, np.float32, np.float64)
+    # Edition ascend takes of floats its own two only, and the bits of the others as integers.
+    cases = [("nvidia-v2.5", dtype) for dtype in floats]
+    cases += [("ascend", dtype) for dtype in (BF16, FP8, np.uint8, np.uint32, np.uint64)]
+    for edition, dtype in cases:
         x = [random_bits(rng, (n, 4), dtype) for n in topk.tokens_per_rank]
-        results, handles = dispatch(config, topk, x)
+        results, handles = dispatch(config, topk, x, mode=DispatchMode(edition=edition))
         for result, handle in zip(results, handles, strict=True):
             gid = handle.row_origins().gid
             for row in np.flatnonzero(gid >= 0):

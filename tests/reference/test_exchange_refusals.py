@@ -106,6 +106,24 @@ def test_dispatch_refuses_other_types_by_name(name):
         dispatch(**{"config": config, "topk": topk, "x": x} | change)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float16", "float32", "float64"])
+def test_ascend_takes_no_other_floats_than_its_own(dtype):
+    """deepep-ascend.md section 1.5: bf16, or e4m3fn with scales. Integers pass for bits, NVIDIA takes any."""
+    config, topk, x = small_exchange()
+    wrong = [rows.astype(np.dtype(dtype)) for rows in x]
+    text = (
+        f"x.dtype is '{dtype}': edition ascend takes bfloat16 and float8_e4m3fn, or integers for their bits"
+    )
+    _, handles = dispatch(config, topk, x)
+    for call in (lambda: dispatch(config, topk, wrong), lambda: dispatch_cached(handles, wrong)):
+        with pytest.raises(EditionError, match=re.escape(text)):
+            call()
+    bits = [rows.view(f"u{rows.itemsize}") for rows in wrong]
+    loose, _ = dispatch(config, topk, wrong, mode=DispatchMode(edition="nvidia-v2.5"))
+    for found in (dispatch(config, topk, bits)[0], loose):
+        assert found[0].recv_x.dtype.itemsize == np.dtype(dtype).itemsize
+
+
 def test_cached_dispatch_refuses_other_types_by_name():
     """The same words as for the first dispatch."""
     config, topk, x = small_exchange()
