@@ -10,7 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
-from epsim.flow.problem import LINK, MAX_CELLS, RECEIVE, SEND, Floats, FlowProblem, Ints, Limits
+from epsim.flow.problem import (
+    LINK,
+    MAX_CELLS,
+    RECEIVE,
+    SEND,
+    Floats,
+    FlowProblem,
+    Ints,
+    Limits,
+    whole_numbers,
+)
 from epsim.flow.spray import HOP_RECEIVE, HOP_SEND, Behind, Use, spray_uses
 from topology.routes import Policy, Router
 
@@ -53,10 +63,10 @@ def flow_problem(
       FlowProblem; resources that all flows use alike are one, with the tightest rate.
 
     Raises:
-      InputError: lengths differ, or a number is out of range.
+      InputError: lengths differ, a number is out of range or no integer, or a flow may end after 53 days.
       TopologyError: no such policy or NPU, or no path for a pair.
     """
-    src, dst, size = np.asarray(src), np.asarray(dst), np.asarray(size_bytes)
+    src, dst, size = np.asarray(src), np.asarray(dst), whole_numbers("size_bytes", size_bytes)
     for name, values in (("src", src), ("dst", dst)):
         if values.shape != size.shape:
             raise InputError(f"shape of {name}", values.shape, f"must be that of size_bytes, {size.shape}")
@@ -78,7 +88,7 @@ def flow_problem(
         if given is not None:
             rate = np.asarray(given, np.float64)
             table.add_card_limit(kind, moving, ends[moving], rate, topology.num_npus, share[moving])
-    start = np.broadcast_to(np.asarray(0 if start_ps is None else start_ps), size.shape)
+    start = np.broadcast_to(whole_numbers("start_ps", 0 if start_ps is None else start_ps), size.shape)
     return table.problem(size, start, src, dst)
 
 
@@ -144,7 +154,7 @@ class _Table:
         self.limits.append(Limits(resource_idx=key, kind=kind, item_idx=item, share=share, bytes_per_s=rate))
         self.next_key = max(self.next_key, int(key.max(initial=-1)) + 1)
 
-    def problem(self, size: Ints, start: Ints, src: Ints, dst: Ints) -> FlowProblem:
+    def problem(self, size: Int64, start: Int64, src: Ints, dst: Ints) -> FlowProblem:
         """Merge resources that are used alike and make the problem."""
         flow = _joined([use.flow for use in self.uses], np.int64)
         hop = _joined([np.full(len(use.flow), use.hop) for use in self.uses], np.int64)
@@ -163,7 +173,7 @@ class _Table:
         np.minimum.at(capacity, limits.resource_idx, limits.bytes_per_s / limits.share)
         cells = self._padded(flow[stays], number[resource[stays]], share[stays])
         return FlowProblem(
-            size_bytes=size.astype(np.int64), start_ps=start.astype(np.int64),
+            size_bytes=size, start_ps=start,
             src_npu=src.astype(np.int64), dst_npu=dst.astype(np.int64),
             resource_idx=cells[0], share=cells[1], capacity_bytes_per_s=capacity, limits=limits,
         )  # fmt: skip

@@ -139,7 +139,7 @@ def simulate(
     finish_ps = _finish_ps(problem, plan, course)
     if mode == "bounded":
         # Fair sharing is proved to be over by then, so this only takes error away.
-        finish_ps = np.minimum(finish_ps, bracket.upper_ps)
+        finish_ps = np.minimum(finish_ps, min(bracket.upper_ps, MAX_PS))
     makespan = int(finish_ps.max(initial=0))
     error = 0
     if mode == "bounded":
@@ -170,7 +170,9 @@ def _finish_ps(problem: FlowProblem, plan: Plan, course: Course) -> npt.NDArray[
     finish_ps = problem.start_ps.copy()
     exact = course.end * (PS_PER_SECOND * (1 - (course.solves + 8) * UNIT_ROUNDOFF))
     origin_ps = int(problem.start_ps[plan.order].min(initial=MAX_PS))
-    finish_ps[plan.order] = origin_ps + np.ceil(exact[plan.order]).astype(np.int64)
+    # A coarse step of mode "bounded" may pass what the problem has proved for its last end.
+    ends = np.minimum(np.ceil(exact[plan.order]), MAX_PS)
+    finish_ps[plan.order] = origin_ps + ends.astype(np.int64)
     return finish_ps
 
 

@@ -25,6 +25,7 @@ MAX_CELLS = 2**28
 """Flows times resources of a flow: what fits a small machine's memory."""
 
 MAX_PS = 2**62
+"""53 days: the latest end, so that picoseconds and sums of two of them fit 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +70,8 @@ class FlowProblem:
       limits: what the resources stand for.
 
     Raises:
-      InputError: an array has the wrong shape or holds a value out of range.
+      InputError: an array has the wrong shape or holds a value out of range, or a flow may end after
+        `MAX_PS`.
     """
 
     size_bytes: npt.NDArray[np.int64]
@@ -99,6 +101,23 @@ class FlowProblem:
         if twice.any():
             flow = int(twice.argmax())
             raise InputError(f"resource_idx[{flow}]", self.resource_idx[flow].tolist(), "must not repeat")
+        self._check_time()
+
+    def _check_time(self) -> None:
+        """Refuse ends that 64 bits do not hold.
+
+        At any time a flow is held by one of its resources, which is full; all of a resource's bytes keep it
+        full for bytes / rate, so a flow ends by the last start plus the sum of that over its resources.
+        """
+        if not len(self.size_bytes) or not self.num_resources:
+            return
+        seconds = np.append(self.resource_bytes() / self.capacity_bytes_per_s, 0.0)
+        ends = seconds[self.resource_idx].sum(axis=1) * self.is_live + self.start_ps.max() * 1e-12
+        worst = int(ends.argmax())
+        if ends[worst] * 1e12 >= MAX_PS:
+            rule = f"may end after {ends[worst]:.3g} s beside the others; must end within 53 days, as"
+            size = int(self.size_bytes[worst])
+            raise InputError(f"size_bytes[{worst}]", size, f"{rule} picoseconds are counted in 64 bits")
 
     @property
     def num_flows(self) -> int:
@@ -172,7 +191,7 @@ def by_hand(
       start_ps: [F] integers; all 0 when absent.
 
     Raises:
-      InputError: as `FlowProblem`.
+      InputError: as `FlowProblem`, and for sizes or starts that are no integers.
     """
     width = max([1, *map(len, resources)])
     table = np.full((len(resources), width), -1, np.int32)
@@ -180,12 +199,12 @@ def by_hand(
     for flow, uses in enumerate(resources):
         table[flow, : len(uses)] = list(uses.keys())
         share[flow, : len(uses)] = list(uses.values())
-    size = np.asarray(size_bytes, np.int64)
+    size = whole_numbers("size_bytes", size_bytes)
     capacity = np.asarray(capacity_bytes_per_s, np.float64)
     nowhere = np.full(len(resources), -1, np.int64)
     return FlowProblem(
         size_bytes=size,
-        start_ps=np.zeros(len(size), np.int64) if start_ps is None else np.asarray(start_ps, np.int64),
+        start_ps=np.zeros(len(size), np.int64) if start_ps is None else whole_numbers("start_ps", start_ps),
         src_npu=nowhere,
         dst_npu=nowhere,
         resource_idx=table,
@@ -193,6 +212,18 @@ def by_hand(
         capacity_bytes_per_s=capacity,
         limits=Limits.own(capacity),
     )
+
+
+def whole_numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Return bytes or picoseconds as int64, checked before a cast could change them.
+
+    Raises:
+      InputError: no integers (NaN is none), or one outside 0..`MAX_PS`.
+    """
+    found = np.asarray(values)
+    if found.size:
+        _within(name, found, 0, MAX_PS)
+    return found.astype(np.int64)
 
 
 def _within(name: str, values: Ints, lowest: int, highest: int) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epsim.errors import InputError
@@ -10,8 +10,8 @@ from epsim.flow import build as build_module
 from epsim.flow import flow_problem, simulate
 from epsim.flow.build import _merge_alike
 from epsim.flow.maxmin import binding_paths, certify, solve
-from epsim.flow.problem import by_hand
-from tests.epsim.flow_problems import GB, matrix_problem
+from epsim.flow.problem import MAX_PS, by_hand
+from tests.epsim.flow_problems import GB, matrix_problem, problems
 from tests.strategies import byte_matrices, topologies
 from topology import Router, TopologyError, clos, leaf_spine, link_bound, ubl128, without_links
 
@@ -122,6 +122,12 @@ def test_the_tightest_of_merged_limits_binds():
         ({"link_bytes_per_s": [1.0]}, InputError, "one per link"),
         ({"send_bytes_per_s": [1.0]}, InputError, "one per NPU"),
         ({"size_bytes": np.array([-5])}, InputError, "size_bytes"),
+        ({"size_bytes": np.array([2**62])}, InputError, r"size_bytes\[0\] is 4611686018427387904: may end"),
+        ({"size_bytes": np.array([2**63], np.uint64)}, InputError, r"size_bytes\[0\] is 9223372036854775808"),
+        ({"size_bytes": np.array([np.nan])}, InputError, "type of size_bytes is 'float64': must be integers"),
+        ({"size_bytes": np.array([1e3])}, InputError, "type of size_bytes"),
+        ({"start_ps": 0.5}, InputError, "type of start_ps"),
+        ({"start_ps": np.array([2**62])}, InputError, "may end after 4.61e[+]06 s"),
     ],
 )
 def test_bad_flows_are_refused(change, error, text):
@@ -129,3 +135,27 @@ def test_bad_flows_are_refused(change, error, text):
     ends = given_.pop("src"), given_.pop("dst"), given_.pop("size_bytes")
     with pytest.raises(error, match=text):
         flow_problem(Router(ubl128(4)), *ends, **given_)
+
+
+@pytest.mark.parametrize("mode", ["exact", "bounded"])
+def test_the_longest_flows_that_are_taken_still_have_an_end(mode):
+    """Issue 4: 2^62 bytes ended after 0 ps. 400 GB/s take 1.8e18 bytes in 2^62 ps."""
+    rate = 400 * GB
+    most = MAX_PS * rate // 10**12 - rate  # a second less, far more than roundings
+    problem = by_hand([most // 2, most // 2 - 1], [{0: 1.0}, {0: 1.0}], [rate])
+    result = simulate(problem, mode=mode)
+    assert MAX_PS // 2 < result.lower_bound_ps <= result.makespan_ps <= MAX_PS
+    for sizes in ([most + 2 * rate], [most // 2, most // 2 + 2 * rate]):
+        with pytest.raises(InputError, match="within 53 days"):
+            by_hand(sizes, [{0: 1.0}] * len(sizes), [rate])
+
+
+@settings(max_examples=100)
+@given(problems(starts=True))
+def test_no_flow_ends_after_the_time_that_is_checked(problem):
+    """The last start and, for each resource of a flow, all of its bytes at its rate."""
+    seconds = np.append(problem.resource_bytes() / problem.capacity_bytes_per_s, 0.0)
+    most = problem.start_ps.max() + 1e12 * seconds[problem.resource_idx].sum(axis=1)
+    # Up to 24 sums and as many solves round; ends are whole picoseconds.
+    slack = 1 + 100 * np.finfo(float).eps * most
+    assert (simulate(problem, engine="numpy").finish_ps <= most + slack).all()
