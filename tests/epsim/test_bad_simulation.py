@@ -100,7 +100,7 @@ WORKLOAD = {
     "pp --set hbm_rate=1B/s": "must stay below 53 days",
     "pp --trace a.txt": "trace is 'a.txt': must end in .json or .html",
     "pp --trace no/such/a.json": "output file is 'no/such/a.json': cannot be written",
-    "hybrid-dispatch --with pod_size=0": "pod size is 0",
+    "hybrid-dispatch --with pod_size=0": "pod_size is 0",
     "hybrid-dispatch --system clos:256 --ranks 256 --with pod_size=100": "pod_size is 100: must divide 128",
     "hybrid-combine --system clos:256 --ranks 256 --with pod_size=300": "pod_size is 300: must divide 128",
     "engram-fetch --with cores=1000": "cores is 1000: must be at most 64, the vector cores of a card",
@@ -108,7 +108,7 @@ WORKLOAD = {
     "all-gather --set num_aivs=32": "blocks is 64: must be at most 32",
     "hybrid-dispatch --with experts=9": "ep_size 8 must divide it",
     "hybrid-dispatch --with routing=bad": "routing is 'bad'",
-    "engram-fetch --with entries_per_rank=0": "entries per rank is 0",
+    "engram-fetch --with entries_per_rank=0": "entries_per_rank is 0",
     "cp-ring --with buffers=0": "buffers is 0",
 }
 
