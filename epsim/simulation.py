@@ -7,11 +7,24 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from epsim.errors import InputError
 from epsim.model.closedform import Operation
 from epsim.trace.trace import Trace
 
 Level = Literal["flow", "events"]
 LEVELS: tuple[Level, ...] = ("flow", "events")
+
+
+def check_level(level: Level, grain: str, mode: str) -> None:
+    """Refuse a grain or mode that the other level would ignore; "chunk" and "auto" are said by nobody.
+
+    Raises:
+      InputError: names it.
+    """
+    if level == "flow" and grain != "chunk":
+        raise InputError("grain", grain, "belongs to --level events")
+    if level == "events" and mode != "auto":
+        raise InputError("mode", mode, "belongs to --level flow")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -82,11 +82,9 @@ class CaseOptions:
     def check(self) -> None:
         """Refuse options that would be ignored, before any work."""
         from epsim.errors import InputError
+        from epsim.simulation import check_level
 
-        if self.level == "flow" and self.grain != "chunk":
-            raise InputError("grain", self.grain, "belongs to --level events")
-        if self.level == "events" and self.mode != "auto":
-            raise InputError("mode", self.mode, "belongs to --level flow")
+        check_level(self.level, self.grain, self.mode)
         if self.mode != "bounded" and self.epsilon != CaseOptions.epsilon:
             raise InputError("epsilon", self.epsilon, "belongs to --level flow --mode bounded")
 

@@ -38,7 +38,7 @@ def export(
     op: Annotated[Literal["dispatch", "combine"], Parameter(help="which way rows travel")] = "dispatch",
     dtype: Annotated[Literal["fp8", "bf16"], Parameter(help="of dispatch; combine is always bf16")] = "fp8",
     policy: PolicyOption = "spray",
-    path_seed: Annotated[int, Whole, Parameter(help="of flow-hash")] = 0,
+    path_seed: Annotated[int | None, Whole, Parameter(help="of flow-hash; without: 0")] = None,
     group: Annotated[GroupOptions | None, Parameter(help="group")] = None,
 ) -> None:
     """Write one dispatch or combine for another simulator; rank r sits on card r.
@@ -48,12 +48,21 @@ def export(
     """
     import msgspec
 
-    from epsim.exchange.folder import RECORD_FILE, check_folder, files_for, record_of, write_folder
+    from epsim.exchange.folder import (
+        RECORD_FILE,
+        check_folder,
+        check_path_seed,
+        files_for,
+        record_of,
+        write_folder,
+    )
 
+    check_path_seed(policy, path_seed)
     check_folder(folder)
+    seed = path_seed or 0
     case = _case(folder, system, routing, op, dtype, group or GroupOptions())
-    files = dict(files_for(case, to, policy=policy, seed=path_seed))
-    record = record_of(case, simulator=to, system=system, policy=policy, seed=path_seed)
+    files = dict(files_for(case, to, policy=policy, seed=seed))
+    record = record_of(case, simulator=to, system=system, policy=policy, seed=seed)
     files[RECORD_FILE] = msgspec.json.encode(record)
     write_folder(folder, files)
     total = int(case.transfers().num_bytes.sum())

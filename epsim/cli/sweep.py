@@ -38,7 +38,7 @@ def sweep(
         Parameter(help="what is evaluated; without: predict, or what the file says"),
     ] = None,
     sample: Annotated[int | None, Whole, Parameter(help="draw so many points of the grid")] = None,
-    seed: Annotated[int | None, Whole, Parameter(help="of the draw; without: 0")] = None,
+    seed: Annotated[int | None, Whole, Parameter(help="of the draw, with --sample; without: 0")] = None,
     engine: Annotated[
         Literal["local", "ray"], Parameter(help="processes here, or Ray (needs epsim[cluster])")
     ] = "local",
@@ -131,7 +131,7 @@ def _asked(
     from epsim.cli.predict import parse_settings
     from epsim.errors import InputError
     from epsim.sweep import Sweep, read_sweep
-    from epsim.sweep.plan import flat_grid
+    from epsim.sweep.plan import SEED_RULE, flat_grid
     from epsim.sweep.ranges import read_words
 
     asked = Sweep() if path is None else read_sweep(path)
@@ -139,6 +139,8 @@ def _asked(
         words = parse_settings(grid)
     except InputError as error:
         raise InputError("grid", error.value, error.rule.replace("VALUE", "VALUES")) from None
+    if seed is not None and sample is None and asked.sample is None:
+        raise InputError("seed", seed, SEED_RULE)
     axes = flat_grid(asked.grid) | {name: read_words(name, text) for name, text in words.items()}
     groups = [[name.strip() for name in group.split("+")] for group in together or []]
     return replace(

@@ -27,7 +27,7 @@ def workload(
     policy: Annotated[
         Literal["spray", "flow-hash", "pinned"] | None, Parameter(help="path choice; without: spray")
     ] = None,
-    seed: Annotated[int | None, Whole, Parameter(help="of the flow hash; without: 0")] = None,
+    seed: Annotated[int | None, Whole, Parameter(help="of --policy flow-hash; without: 0")] = None,
     chunk: Annotated[
         str | None, Parameter(help="bytes that an engine takes at once, as 256KiB; without: chosen")
     ] = None,
@@ -57,6 +57,8 @@ def workload(
         return
     if trace is not None and trace.suffix not in (".json", ".html"):
         raise InputError("trace", str(trace), "must end in .json or .html")
+    if seed is not None and seed >= 0 and policy != "flow-hash":
+        raise InputError("seed", seed, "goes with --policy flow-hash; a workload's own is --with seed=9")
     from epsim.cli.predict import parse_settings
     from epsim.files import check_outputs, write_files
     from epsim.platform.machine import make_machine

@@ -79,6 +79,26 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return case
 
 
+def check_path_seed(policy: Policy, seed: int | None) -> None:
+    """Refuse a seed that would be ignored, or that the hash takes for another one.
+
+    Args:
+      policy: path choice.
+      seed: as given; None = not given.
+
+    Raises:
+      InputError: names it.
+    """
+    if seed is None:
+        return
+    if not 0 <= seed < 2**64:
+        raise InputError(
+            "path seed", seed, "must be a whole number from 0 to 2^64 - 1, as the hash has 64 bits"
+        )
+    if policy != "flow-hash":
+        raise InputError("path seed", seed, f"goes with --policy flow-hash, and the policy is {policy}")
+
+
 def bound_of(case: ExchangeCase, policy: Policy, seed: int) -> int:
     """Return the time of the busiest link, ps."""
     matrix = case.bytes_matrix
@@ -88,7 +108,12 @@ def bound_of(case: ExchangeCase, policy: Policy, seed: int) -> int:
 def record_of(
     case: ExchangeCase, *, simulator: Simulator, system: str, policy: Policy = "spray", seed: int = 0
 ) -> CaseRecord:
-    """Make the record of a case."""
+    """Make the record of a case.
+
+    Raises:
+      InputError: a seed that the flow hash does not take, or without it.
+    """
+    check_path_seed(policy, seed or None)
     return CaseRecord(
         simulator=simulator,
         name=case.name,

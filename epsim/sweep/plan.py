@@ -31,6 +31,8 @@ from reference.routing.readable import kind_of, read_regular
 MAX_POINTS = 2**18
 """Points of one sweep; their rows are held in memory while the table is written, some 4 KB each."""
 
+SEED_RULE = "is of the draw, and goes with a sample (--sample N); that of a routing is an axis, --grid seed=9"
+
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a sweep file says.
@@ -41,7 +43,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fixes the parameter; tables `set` and `topology` hold those of profiles and of the cluster file.
       zip: groups of axes that walk together, value by value, instead of being multiplied.
       sample: number of points to draw from the grid without repetition; None = all.
-      seed: of the draw.
+      seed: of the draw; goes with a sample.
     """
 
     target: str = "predict"
@@ -217,6 +219,8 @@ def _choose(num_points: int, sample: int | None, seed: int) -> tuple[int, ...]:
         raise InputError("sample", sample, "must be at least 1")
     if seed < 0:
         raise InputError("seed", seed, "must not be negative")
+    if seed and sample is None:
+        raise InputError("seed", seed, SEED_RULE)
     num_chosen = num_points if sample is None else min(sample, num_points)
     if num_chosen > MAX_POINTS or num_points >= 2**63:
         rule = f"must be at most {MAX_POINTS:,}; --sample N draws N of them (of up to 2^63)"

@@ -27,7 +27,7 @@ from epsim.platform.profile import (
     software_profile,
 )
 from epsim.platform.quantity import given
-from epsim.simulation import Level
+from epsim.simulation import Level, check_level
 from reference.config import ExpertMap
 from reference.memory.sizes import Dtype
 from topology import Policy, Topology
@@ -142,8 +142,9 @@ def _simulate(arguments: dict[str, Any]) -> list[Any]:
     from epsim.simulate import FlowOptions, simulate
 
     rest = dict(arguments)
-    grain = Grain.parse(rest.pop("grain", "chunk"))
-    mode, fault = rest.pop("mode", "auto"), rest.pop("fault", None)
+    cut, mode, fault = rest.pop("grain", "chunk"), rest.pop("mode", "auto"), rest.pop("fault", None)
+    check_level(rest.get("level", "events"), cut, mode)
+    grain = Grain.parse(cut)
     (item,) = simulate(
         **rest,
         faults=() if fault is None else (fault,),

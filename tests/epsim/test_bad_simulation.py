@@ -96,6 +96,7 @@ WORKLOAD = {
     "pp --chunk 5": "chunk is '5': needs a unit",
     "pp --chunk 1B": "chunk bytes is 1: cuts these transfers into",
     "pp --seed -1": "seed is -1",
+    "pp --seed 4": "goes with --policy flow-hash",
     "pp --set hbm_rate=nan": "hbm_rate is 'nan'",
     "pp --set hbm_rate=1B/s": "must stay below 53 days",
     "pp --trace a.txt": "trace is 'a.txt': must end in .json or .html",

@@ -201,6 +201,7 @@ def test_a_sweep_of_which_nothing_is_possible_fails(tmp_path, capsys):
         ["no.toml"], [], ["--grid", "ep=8", "--objective", "fingerprint"], ["--grid", "ep=8", "--jobs", "0"],
         ["--grid", "ep=8", "--objective", "nothing"], ["--grid", "ep=8", "--plot-pareto", "f.png"],
         ["--grid", "ep=8", "--plot-sensitivity", "f.gif"], ["--grid", "ep=8", "--address", "auto"],
+        ["--grid", "ep=8", "--grid", "routing=zipf:1", "--seed", "9"], ["--grid", "ep=8", "--seed", "0"],
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_before_any_work(tmp_path, capsys, monkeypatch, words):

@@ -64,6 +64,25 @@ def test_an_htsim_case_goes_out_and_its_log_comes_back(tmp_path, capsys):
         run("import", case)
 
 
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [("--path-seed 4", "goes with --policy flow-hash"), ("--path-seed 0", "goes with --policy flow-hash"),
+     ("--policy pinned --path-seed 1", "goes with --policy flow-hash"),
+     ("--policy flow-hash --path-seed -1", "from 0 to 2.64 - 1"),
+     ("--policy flow-hash --path-seed 18446744073709551616", "from 0 to 2.64 - 1")],
+)  # fmt: skip
+def test_a_path_seed_that_would_be_ignored_or_taken_for_another_is_refused(tmp_path, words, rule):
+    with pytest.raises(InputError, match=rule):
+        run("export", tmp_path / "case", "--to", "simgrid", *SMALL, *words.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_path_seed_is_kept(tmp_path):
+    words = ["--policy", "flow-hash", "--path-seed", str(2**64 - 1)]
+    run("export", tmp_path / "case", "--to", "simgrid", *SMALL, *words)
+    assert read_record(tmp_path / "case").seed == 2**64 - 1
+
+
 def folders_topology(system):
     """Build a preset."""
     from epsim.platform.systems import load_system

@@ -124,6 +124,7 @@ def test_group_sizes_and_operations_are_those_of_predict_unless_said():
         (Sweep(grid={"ep": "1..1000/+1", "tokens": "1..1000/+1"}), "at most 262,144"),
         (Sweep(grid={"ep": 8}, sample=0), "at least 1"),
         (Sweep(grid={"ep": 8}, sample=1, seed=-1), "negative"),
+        (Sweep(grid={"ep": 8}, seed=9), "goes with a sample"),
         (Sweep(grid={"ep": 8, "workload": "w.json"}), "said by the workload"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import pytest
 
+from epsim.cli import run
 from epsim.errors import InputError
 from epsim.simulate import simulate
 from epsim.sweep.targets import check_name, evaluate, find_target
@@ -16,7 +17,7 @@ def cells(**changes):
 
 def test_a_point_is_what_simulate_says():
     [item] = simulate(level="flow", ep=8, tokens=256, operations=("dispatch",))
-    found = cells(level="flow")
+    found = cells(level="flow", grain="chunk")
     assert found["time_us"] == item.time_us
     assert found["fingerprint"] == item.fingerprint
 
@@ -38,3 +39,14 @@ def test_an_axis_that_simulate_lacks_is_refused(name):
 def test_a_wrong_grain_is_refused():
     with pytest.raises(InputError, match="grain"):
         cells(grain="bytes")
+
+
+@pytest.mark.parametrize(("level", "other"), [("flow", {"grain": "sqe"}), ("events", {"mode": "exact"})])
+def test_what_a_level_would_ignore_is_refused_as_simulate_refuses_it(level, other, capsys):
+    """Issue 4: rows repeated where a grain met the flow level or a mode met events."""
+    [(name, value)] = other.items()
+    with pytest.raises(InputError) as caught:
+        cells(**{"level": level, "grain": "chunk", **other})
+    assert caught.value.field == name
+    assert run(["simulate", "--level", level, f"--{name}", value]) == 2
+    assert str(caught.value) in capsys.readouterr().err
