@@ -1,5 +1,6 @@
 """`epsim conform`: does a backend do what the reference says?"""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,10 +25,14 @@ def conform(
             "suite's self test"
         ),
     ],
-    profile: Annotated[Literal["quick", "full", "soak"], Parameter(help="how much is tried")] = "quick",
+    profile: Annotated[
+        Literal["quick", "full", "soak"] | None, Parameter(help="how much is tried; without: quick")
+    ] = None,
     seed: Annotated[int, Whole, Parameter(help="of programs and data")] = 0,
     schedule_seed: Annotated[int, Whole, Parameter(help="of the first schedule of each program")] = 0,
-    strategy: Annotated[str, Parameter(help="of the schedule, with --example")] = "",
+    strategy: Annotated[
+        str, Parameter(help="of the schedule, with --example; without: the backend's first")
+    ] = "",
     example: Annotated[str | None, Parameter(help="run this one program, as a failure prints it")] = None,
     trace: Annotated[
         Path | None,
@@ -53,58 +58,89 @@ def conform(
 
     from epsim.cli.interrupts import sigterm_interrupts
     from epsim.conform.backends.registry import find_backend
-    from epsim.errors import InputError
     from native.settings import settings_from
 
-    if junit is not None and not junit.parent.is_dir():
-        raise InputError("junit", str(junit), "must be in a folder that exists")
-    if trace is not None:
-        _check_trace(trace, backend, example)
-    if example is None and strategy:
-        raise InputError("strategy", strategy, "goes with --example; a search tries all strategies")
-    for name, value in (("seed", seed), ("schedule_seed", schedule_seed)):
-        if value < 0:
-            raise InputError(name, value, "must not be negative")
-    judged = find_backend(backend, settings_from(os.environ))
     # Under torchrun all processes make the same calls and know the same results: the first one tells them.
     is_first = backend != "npu" or os.environ.get("RANK", "0") == "0"
+    asked = _Asked(
+        profile=profile or "quick", seed=seed, schedule_seed=schedule_seed, strategy=strategy, trace=trace,
+        junit=junit if is_first else None, json=json,
+    )  # fmt: skip
+    program = _checked(asked, backend, example, has_profile=profile is not None)
+    judged = find_backend(backend, settings_from(os.environ))
     try:
         with sigterm_interrupts(), nullcontext() if is_first else redirect_stdout(StringIO()):
-            if example is not None:
-                return _rerun(judged, example, seed, schedule_seed, strategy, trace)
-            return _search(judged, profile, seed, schedule_seed, junit if is_first else None, json)
+            return _search(judged, asked) if program is None else _rerun(judged, asked, program)
     finally:
         judged.shutdown()
 
 
-def _search(
-    backend: "Backend", profile: str, seed: int, schedule_seed: int, junit: Path | None, json: bool
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The options."""
+
+    profile: str
+    seed: int
+    schedule_seed: int
+    strategy: str
+    trace: Path | None
+    junit: Path | None
+    json: bool
+
+
+def _checked(asked: _Asked, backend: str, example: str | None, *, has_profile: bool) -> "Program | None":
+    """Refuse options before any work; return the example's program."""
+    from epsim.conform.admission import MAX_SEED, check_size
+    from epsim.conform.program import read_program
+    from epsim.errors import InputError
+    from epsim.files import check_outputs
+
+    for name, value in (("seed", asked.seed), ("schedule_seed", asked.schedule_seed)):
+        if not 0 <= value <= MAX_SEED:
+            raise InputError(name, value, f"must be 0 to {MAX_SEED}")
+    if asked.trace is not None:
+        _check_trace(asked.trace, backend, example)
+    check_outputs([asked.junit, asked.trace])
+    if example is None:
+        if asked.strategy:
+            raise InputError("strategy", asked.strategy, "goes with --example; a search tries all strategies")
+        return None
+    if has_profile:
+        raise InputError("profile", asked.profile, "goes without --example, which is one program")
+    program = read_program(example)
+    check_size(program)
+    return program
+
+
+def _search(backend: "Backend", asked: _Asked) -> int:
     """Search; what cells have found is in the file when they end, and printed also after an interrupt."""
     import sys
 
     from epsim.cli.interrupts import exit_code
     from epsim.cli.progress import progress
+    from epsim.conform.admission import check_schedule_seed
     from epsim.conform.junit import junit_xml
     from epsim.conform.search import SearchStopped, run_conformance
     from epsim.files import write_atomically
     from epsim.report.conform import outcome_text
 
     def keep(outcome: "Outcome") -> None:
-        if junit is not None:
-            write_atomically(junit, junit_xml(outcome))
+        if asked.junit is not None:
+            write_atomically(asked.junit, junit_xml(outcome))
 
+    check_schedule_seed(backend.capabilities(), asked.schedule_seed)
     try:
         with progress("cells", has_lines=True) as tell:
             outcome = run_conformance(
-                backend, profile, seed=seed, schedule_seed=schedule_seed, tell=tell, keep=keep
-            )
+                backend, asked.profile, seed=asked.seed, schedule_seed=asked.schedule_seed,
+                tell=tell, keep=keep,
+            )  # fmt: skip
         code = int(not outcome.is_passed)
     except SearchStopped as stopped:
         outcome, code = stopped.outcome, exit_code(stopped)
         keep(outcome)
         print(f"epsim: {outcome.stopped_text}", file=sys.stderr)
-    if json:
+    if asked.json:
         print_json(outcome.to_dict())
     else:
         print(outcome_text(outcome))
@@ -121,49 +157,82 @@ def _check_trace(trace: Path, backend: str, example: str | None) -> None:
         raise InputError("trace", str(trace), "goes with --backend twin")
     if trace.suffix not in (".html", ".json"):
         raise InputError("trace", str(trace), "must end in .html or .json")
-    if not trace.parent.is_dir():
-        raise InputError("trace", str(trace), "must be in a folder that exists")
 
 
-def _rerun(
-    backend: "Backend", example: str, seed: int, schedule_seed: int, strategy: str, trace: Path | None
-) -> int:
-    from dataclasses import replace
+def _rerun(backend: "Backend", asked: _Asked, program: "Program") -> int:
+    """Run one program; print and write what it shows."""
     from tempfile import TemporaryDirectory
 
-    from epsim.conform.program import read_program
-    from epsim.conform.search import rerun
-    from native.backends.protocol import Schedule, UnsupportedCellError
-    from native.backends.twin import TwinBackend
+    from epsim.conform.admission import check_program, choose_schedule
+    from epsim.conform.junit import junit_xml
+    from epsim.conform.search import try_program
+    from epsim.errors import InputError
+    from native.backends.protocol import UnsupportedCellError
 
-    program = read_program(example)
-    schedule = Schedule(strategy=strategy, seed=schedule_seed)
+    can = backend.capabilities()
+    check_program(program, can)
+    schedule = choose_schedule(can, asked.strategy, asked.schedule_seed)
     with TemporaryDirectory() as folder:
         operations = Path(folder) / "operations"
-        if trace is not None and isinstance(backend, TwinBackend):
-            backend = replace(backend, trace=operations)
         try:
-            broken = rerun(backend, program, seed=seed, schedule=schedule)
+            outcome = try_program(
+                _traced(backend, asked, operations), program, seed=asked.seed, schedule=schedule
+            )
         except UnsupportedCellError as reason:
-            print(f"unsupported: {reason}")
-            return 1
-        print(f"holds: all {len(program.steps)} calls" if broken is None else f"broken: {broken}")
-        if trace is not None:
-            _write_trace(trace, operations, program, is_whole=broken is None)
-    return int(broken is not None)
+            raise InputError("backend", backend.name, f"cannot run the example: {reason}") from None
+        files: list[tuple[Path, str]] = []
+        if asked.junit is not None:
+            files.append((asked.junit, junit_xml(outcome)))
+        told = {} if asked.trace is None else _drawn(asked.trace, operations, program, outcome, files)
+    _tell_example(outcome, asked, told, files, len(program.steps))
+    return int(not outcome.is_passed)
 
 
-def _write_trace(trace: Path, operations: Path, program: "Program", *, is_whole: bool) -> None:
-    """Write the timeline of a run on the twin, and say how the order of a whole one differs."""
+def _traced(backend: "Backend", asked: _Asked, operations: Path) -> "Backend":
+    """Return the backend that keeps its operations, if a timeline is asked for."""
+    from dataclasses import replace
+
+    from native.backends.twin import TwinBackend
+
+    if asked.trace is not None and isinstance(backend, TwinBackend):
+        return replace(backend, trace=operations)
+    return backend
+
+
+def _drawn(
+    trace: Path, operations: Path, program: "Program", outcome: "Outcome", files: list[tuple[Path, str]]
+) -> "dict[str, list[str]]":
+    """Add the timeline of a run on the twin to the files; return how the order of a whole one differs."""
     from epsim.cli.timeline import timeline
     from epsim.conform.twinschedule import program_differences
-    from epsim.files import write_files
     from epsim.trace.twin import read_twin_events, twin_trace
 
     events = read_twin_events(operations)
-    if is_whole and program.multiple_reduction:
-        found = program_differences(program, events)
-        print("\n".join(found) if found else "schedule: as the event simulator's")
-    drawn = twin_trace(events, f"{len(program.steps)} calls of {program.num_ranks} ranks on the twin")
-    write_files([(trace, timeline(drawn, trace))])
-    print(f"wrote {trace}")
+    title = f"{len(program.steps)} calls of {program.num_ranks} ranks on the twin"
+    files.append((trace, timeline(twin_trace(events, title), trace)))
+    if outcome.is_passed and program.multiple_reduction:
+        return {"schedule_differences": list(program_differences(program, events))}
+    return {}
+
+
+def _tell_example(
+    outcome: "Outcome",
+    asked: _Asked,
+    told: "dict[str, list[str]]",
+    files: list[tuple[Path, str]],
+    num_calls: int,
+) -> None:
+    from epsim.files import write_files
+
+    write_files(files)
+    if asked.json:
+        print_json(outcome.to_dict() | told)
+        return
+    failure = next(iter(outcome.failures), None)
+    print(
+        f"holds: all {num_calls} calls" if failure is None else f"broken: {failure.property}: {failure.text}"
+    )
+    for differences in told.values():
+        print("\n".join(differences) if differences else "schedule: as the event simulator's")
+    for path, _ in files:
+        print(f"wrote {path}")

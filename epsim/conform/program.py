@@ -18,7 +18,11 @@ PayloadType = Literal["bf16", "fp8", "fp8_columns"]
 """fp8_columns: fp8 whose scales are given and wanted column by column."""
 
 
-class Dispatch(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="dispatch", omit_defaults=True):
+class _Plain(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is written without its defaults, and read without guessing."""
+
+
+class Dispatch(_Plain, tag_field="op", tag="dispatch", frozen=True, kw_only=True):
     """A fresh dispatch.
 
     Args:
@@ -67,7 +71,7 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="d
         return TopK(num_experts=self.experts, topk_idx=idx, topk_weights=given)
 
 
-class Cached(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="cached", omit_defaults=True):
+class Cached(_Plain, tag_field="op", tag="cached", frozen=True, kw_only=True):
     """A cached dispatch over dispatch number `of`, counted around; the other fields as in `Dispatch`."""
 
     of: int = 0
@@ -79,7 +83,7 @@ class Cached(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="cac
     zero_padding: bool = False
 
 
-class Combine(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="combine", omit_defaults=True):
+class Combine(_Plain, tag_field="op", tag="combine", frozen=True, kw_only=True):
     """A combine over dispatch number `of`, counted around.
 
     Args:
@@ -102,7 +106,7 @@ class Combine(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="co
 Step = Dispatch | Cached | Combine
 
 
-class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Program(_Plain, frozen=True, kw_only=True):
     """What is done with one buffer; the first step is a dispatch.
 
     Args:
@@ -149,7 +153,20 @@ def read_program(text: str) -> Program:
         raise InputError("example", text, "must begin with a dispatch")
     if len({len(step.topk) for step in program.dispatches()}) != 1:
         raise InputError("example", text, "all its dispatches must have one number of ranks")
-    for step in program.dispatches():
-        step.config()
-        step.routing(0, weights=False).check_against(step.config())
+    for number, step in enumerate(program.steps):
+        if isinstance(step, Dispatch):
+            _check_routing(f"example.steps[{number}]", step)
     return program
+
+
+def _check_routing(field: str, step: Dispatch) -> None:
+    """Refuse a routing that is none, or not one of the step's group."""
+    config = step.config()
+    for rank, rows in enumerate(step.topk):
+        for token, row in enumerate(rows):
+            place = f"{field}.topk[{rank}][{token}]"
+            if len(row) != step.columns:
+                raise InputError(place, list(row), f"must have {step.columns} experts, as columns says")
+            if any(expert >= step.experts for expert in row):
+                raise InputError(place, list(row), f"must be of the {step.experts} experts, -1 = none")
+    step.routing(0, weights=False).check_against(config)

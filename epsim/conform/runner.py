@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from epsim.conform.admission import buffer_spec
 from epsim.conform.arrival import targets_of
 from epsim.conform.dispatch_checks import DispatchCheck
 from epsim.conform.evidence import PropertyBroken, PropertyName, RunEvidence
@@ -24,7 +25,6 @@ from epsim.testing.strategies import token_weights
 from native.backends.protocol import (
     Backend,
     BackendFailure,
-    BufferSpec,
     CachedCall,
     CombineCall,
     Combined,
@@ -89,7 +89,7 @@ class ProgramRun:
           PropertyBroken: the first property that does not hold.
           UnsupportedCellError: the backend has no such operation.
         """
-        session = self._called(lambda: self.backend.open(self._spec(), self.schedule))
+        session = self._called(lambda: self.backend.open(buffer_spec(self.program), self.schedule))
         try:
             for call, step in enumerate(self.program.steps):
                 self._step(session, call, step)
@@ -97,17 +97,6 @@ class ProgramRun:
         finally:
             session.close()
         return self.seen
-
-    def _spec(self) -> BufferSpec:
-        steps, fresh = self.program.steps, self.program.dispatches()
-        return BufferSpec(
-            num_ranks=self.program.num_ranks,
-            num_max_tokens_per_rank=max(step.capacity for step in fresh),
-            hidden=max(step.hidden for step in steps),
-            num_topk=max(step.columns for step in fresh),
-            num_aivs=self.program.aivs,
-            multiple_reduction=self.program.multiple_reduction,
-        )
 
     def _called(self, call: Any) -> Any:  # noqa: ANN401 - a function of the backend and its result
         """Call the backend; whatever it throws is a finding, unless it says that it lacks the cell."""

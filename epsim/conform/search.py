@@ -118,6 +118,31 @@ def rerun(backend: Backend, program: Program, *, seed: int, schedule: Schedule) 
     return None
 
 
+def try_program(backend: Backend, program: Program, *, seed: int, schedule: Schedule) -> Outcome:
+    """Run one program; return an outcome with one cell, "example", and without verdicts on properties.
+
+    Raises:
+      UnsupportedCellError: the backend cannot run it.
+    """
+    start = time.perf_counter()
+    broken = rerun(backend, program, seed=seed, schedule=schedule)
+    seconds = time.perf_counter() - start
+    failure = None
+    if broken is not None:
+        line = rerun_line(backend.name, program, seed, schedule)
+        failure = Failure(
+            cell="example", property=broken.property, text=broken.text, program=program, seed=seed,
+            schedule=schedule, rerun=line, seconds=0.0,
+        )  # fmt: skip
+    row = CellRow(
+        cell="example", num_examples=1, num_runs=1, unsupported=None, seconds=seconds, failure=failure
+    )
+    return Outcome(
+        backend=backend.name, profile="example", seed=seed, schedule_seed=schedule.seed, properties=(),
+        cells=(row,), num_cells=1, traits=dict.fromkeys(traits(program), int(not failure)), seconds=seconds,
+    )  # fmt: skip
+
+
 def rerun_line(backend: str, program: Program, seed: int, schedule: Schedule) -> str:
     """Return the command that shows a failure again."""
     strategy = f" --strategy {schedule.strategy}" if schedule.strategy else ""

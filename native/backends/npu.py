@@ -48,6 +48,7 @@ class NpuBackend:
 
     def capabilities(self) -> Capabilities:
         """Say what the kernels have; a group has the size that torchrun gave it."""
+        most = min(MAX_AIVS, self.runtime.limits()[0])
         return Capabilities(
             edition="ascend",
             num_ranks=(self.device.num_ranks,),
@@ -55,7 +56,8 @@ class NpuBackend:
                 "deduplicated": "edition ascend has the expanded layout only",
                 "hybrid": "edition ascend has one flat domain",
             },
-            num_aivs=tuple(sorted({MIN_AIVS, min(MAX_AIVS, self.runtime.limits()[0])})),
+            num_aivs=tuple(sorted({MIN_AIVS, most})),
+            aivs=range(MIN_AIVS, most + 1),
             hidden=128,
         )
 

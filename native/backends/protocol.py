@@ -70,10 +70,12 @@ class Capabilities:
       edition: whose tensor forms its handles have (`reference.edition`).
       num_ranks: sizes of a group that it can make, ascending.
       unsupported: why it lacks a feature.
-      num_aivs: vector cores per rank that it can be told to use (Ascend editions).
+      num_aivs: vector cores per rank with which it is tried (Ascend editions).
+      aivs: all numbers of them that it can be told to use.
       hidden: smallest hidden, of which every hidden must be a multiple, in elements.
       max_hidden: largest, in elements.
       max_topk: largest K.
+      max_experts: largest E; the workspace of both libraries has words for 2,048 (layout.hpp).
       strategies: of schedules; () = it runs as it runs.
       power_of_two_alignment: whether expert_alignment must be a power of two.
     """
@@ -82,9 +84,11 @@ class Capabilities:
     num_ranks: tuple[int, ...]
     unsupported: Mapping[Feature, str] = field(default_factory=dict)
     num_aivs: tuple[int, ...] = (64,)
+    aivs: range = range(1, 65)
     hidden: int = 128
     max_hidden: int = 7168
     max_topk: int = 8
+    max_experts: int = 2048
     strategies: tuple[str, ...] = ()
     power_of_two_alignment: bool = True
 
@@ -98,7 +102,7 @@ class BufferSpec:
       num_max_tokens_per_rank: M.
       hidden: H, elements.
       num_topk: K.
-      num_aivs: vector cores of a rank, one of `Capabilities.num_aivs`.
+      num_aivs: vector cores of a rank, one of `Capabilities.aivs`.
       multiple_reduction: combine sums per rank first (rank_reduced); else one_rounding.
     """
 

@@ -37,6 +37,8 @@ CANONICAL, SHUFFLED = "canonical", "shuffled"
 MIN_AIVS, MAX_AIVS = 16, 64
 """Vector cores that dispatch can be told to use (deepep-ascend.md section 1.3)."""
 AIVS_PER_AI_CORE = 2
+MAX_EXPERTS, MAX_NVIDIA_EXPERTS = 512, 2048
+"""One dispatch thread per expert (deepep-ascend.md section 1.10); deepep-v2.md section 7."""
 ROW_ELEMENTS = 256
 """Combine takes multiples of 128 or 256 elements, zero padding rows of 256 bytes, so 256 serves fp8 too.
 Source: deepep-ascend.md sections 1.6 and 3.7; deepep-v2.md section 7."""
@@ -155,7 +157,10 @@ class LibraryBackend:
             num_ranks=tuple(ranks),
             unsupported=unsupported,
             num_aivs=(MIN_AIVS, MAX_AIVS) if is_ascend else (MAX_AIVS,),
+            # An AI core has two of them; the others leave the number to the library.
+            aivs=range(MIN_AIVS, MAX_AIVS + 1, AIVS_PER_AI_CORE) if is_ascend else range(1, MAX_AIVS + 1),
             hidden=ROW_ELEMENTS,
+            max_experts=MAX_EXPERTS if is_ascend else MAX_NVIDIA_EXPERTS,
             strategies=(SHUFFLED, CANONICAL) if self.library.takes_arrival_seed else (),
         )
 
