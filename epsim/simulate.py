@@ -294,7 +294,7 @@ class Setting:
             PortUse(
                 name=result.problem.describe(int(i), topology),
                 busy=float(busy[i]),
-                gbytes=result.problem.limit_bytes(int(i)) / 1e9,
+                gbytes=result.problem.bundle_bytes(int(i), topology) / 1e9,
             )
             for i in np.argsort(-busy, kind="stable")[:NUM_PORTS]
         )

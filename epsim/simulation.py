@@ -32,7 +32,8 @@ class RankTimes:
     """Per rank, [R] each.
 
     Args:
-      first_byte_us: when the rank may send.
+      first_byte_us: when the rank may send; at flow level that is after all sums of a combine, which events
+        overlap with sending.
       finish_us: when everything it sends and receives is done.
       received_rows: rows, own ones included: the numerator of the metric.
       held_us: how long its engine had work and no room for it behind the ports; 0 at flow level.
@@ -51,7 +52,7 @@ class PortUse:
     Args:
       name: for people.
       busy: share of the time between the first byte and the last that it was in use, 0..1.
-      gbytes: what it carried, decimal gigabytes.
+      gbytes: what it carried, all links of a bundle together and every byte once, decimal gigabytes.
     """
 
     name: str

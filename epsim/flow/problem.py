@@ -141,15 +141,32 @@ class FlowProblem:
         total = np.bincount(self.resource_idx[used], weights=carried, minlength=self.num_resources)
         return np.asarray(total, np.float64)
 
-    def limit_bytes(self, resource_idx: int) -> float:
-        """Sum the bytes at the limit that `describe` names: all of a flow at a card, its share on a link."""
-        tightest = self._tightest(resource_idx)
-        uses = self.resource_idx == resource_idx
-        if self.limits.kind[tightest] in (SEND, RECEIVE):
+    def bundle_bytes(self, resource_idx: int, topology: Topology) -> float:
+        """Sum the bytes that cross what `describe` names, every byte once.
+
+        Limits of a card see all bytes of a flow. Links side by side see their parts, which add up; of links
+        one behind the other, as a card's up and its only peer's down, those of the tier with the most count.
+
+        Args:
+          resource_idx: 0..C-1.
+          topology: that the links are of.
+        """
+        limits, uses = self.limits, self.resource_idx == resource_idx
+        mine = np.flatnonzero(limits.resource_idx == resource_idx)
+        if np.isin(limits.kind[mine], (SEND, RECEIVE)).any():
             return float(self.size_bytes[uses.any(axis=1)].sum())
         flow, column = np.nonzero(uses)
-        carried = self.size_bytes[flow] * self.share[flow, column]
-        return float(carried.sum() * self.limits.share[tightest])
+        carried = float((self.size_bytes[flow] * self.share[flow, column]).sum())
+        links = limits.item_idx[mine][limits.kind[mine] == LINK]
+        if not len(links):
+            return carried
+        # Cards below leaves below spines: two of them and the layer are a tier in one direction.
+        height = np.append(np.full(topology.num_npus, -1), topology.switch_tier)
+        ends = height[topology.link_src[links]], height[topology.link_dst[links]]
+        _, tier = np.unique(
+            np.column_stack([topology.link_netlayer[links], *ends]), axis=0, return_inverse=True
+        )
+        return carried * float(np.bincount(tier.ravel(), weights=limits.share[mine]).max())
 
     def _tightest(self, resource_idx: int) -> int:
         limits = self.limits

@@ -82,6 +82,8 @@ def _notes(items: Sequence[Simulation]) -> list[str]:
         lines += [f"fault: {fault}" for fault in item.faults]
     lines.append("busiest link: what it needs for its bytes alone; no schedule is faster")
     lines.append("closed form: what epsim predict says to the same rows on the healthy system")
+    if any((item.level, item.operation) == ("flow", "combine") for item in items):
+        lines.append("first byte, flow: combine's sums all come before it; events send while they still sum")
     for item in items:
         lines.append(
             f"{item.level}, {item.operation} EP{item.ep_size}: {item.wire_gb_per_s:.4g} GB/s on the wire "

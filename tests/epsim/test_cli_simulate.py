@@ -148,3 +148,23 @@ def test_planted_nan_is_seen():
     """The reader of this file refuses what a careless writer would let through."""
     with pytest.raises(AssertionError, match="NaN is no JSON"):
         parsed(json.dumps({"time_us": float("nan")}))
+
+
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+def test_a_row_of_ports_says_the_same_bytes_at_both_levels(operation):
+    """Issue 4: one of eight links stood above a whole card, 0.1065 GB beside 0.3062."""
+    carried = {}
+    for level in ("flow", "events"):
+        [item] = simulate(level=level, ep=8, tokens=256, routing="unbalanced:4", operations=(operation,))
+        for port in item.ports:
+            [card] = re.findall(r"npu(\d)", port.name) or re.findall(r"rank (\d)", port.name)
+            direction = "in" if f"> npu{card}" in port.name else "out"
+            carried.setdefault((card, direction), set()).add(round(port.gbytes * 1e9))
+    assert len(carried) >= 12
+    assert all(len(found) == 1 for found in carried.values())
+
+
+def test_the_first_byte_of_a_combine_is_explained_at_flow_level(capfd):
+    for level, operation in (("flow", "combine"), ("flow", "dispatch"), ("events", "combine")):
+        out = printed([*SMALL, "--level", level, "--op", operation], capfd)
+        assert ("combine's sums all come before it" in out) == ((level, operation) == ("flow", "combine"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from epsim.errors import InputError
@@ -161,3 +161,32 @@ def test_no_flow_ends_after_the_time_that_is_checked(problem):
     # Up to 24 sums and as many solves round; ends are whole picoseconds.
     slack = 1 + 100 * np.finfo(float).eps * most
     assert (simulate(problem, engine="numpy").finish_ps <= most + slack).all()
+
+
+@settings(max_examples=60)
+@given(placed())
+def test_a_bundle_carries_every_byte_of_its_links_once(case):
+    topology, matrix = case
+    assume(topology.num_links)
+    problem = matrix_problem(topology, matrix)
+    limits, carried = problem.limits, simulate(problem, engine="numpy").link_bytes(topology.num_links)
+    cards = topology.num_npus
+    leaves = set(topology.link_dst[topology.link_src < cards].tolist())
+    for resource in range(problem.num_resources):
+        links = limits.item_idx[limits.resource_idx == resource]
+        tiers = {}
+        for link in links.tolist():
+            ends = int(topology.link_src[link]), int(topology.link_dst[link])
+            kind = (
+                int(topology.link_netlayer[link]),
+                *(0 if e < cards else 1 if e in leaves else 2 for e in ends),
+            )
+            tiers[kind] = tiers.get(kind, 0.0) + carried[link]
+        found, flows = (
+            problem.bundle_bytes(resource, topology),
+            (problem.resource_idx == resource).any(axis=1),
+        )
+        # Up to all links and flows are added, in another order.
+        slack = 4 * (len(links) + problem.num_flows) * np.finfo(float).eps * max(1.0, found)
+        assert abs(found - max(tiers.values())) <= slack
+        assert found <= problem.size_bytes[flows].sum() + slack
