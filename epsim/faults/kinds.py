@@ -215,6 +215,8 @@ def parse_faults(faults: "Iterable[str | Fault]", level: str) -> tuple[Fault, ..
     Raises:
       InputError: a spec has no valid form, stands there twice, or is nothing for the level.
     """
+    if isinstance(faults, str):
+        raise InputError("faults", faults, f'must be a list of specs, as ["{faults}"]')
     found = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     for position, fault in enumerate(found):
         if level == "flow" and fault.form.is_events_only:

@@ -1,6 +1,6 @@
 """Which group, with which tokens and routing: the arguments that predict and simulate have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def group_sizes(ep: int | Sequence[int]) -> tuple[int, ...]:
     Raises:
       InputError: none, one below 1 or above the ceiling, or one that stands there twice.
     """
-    sizes = (ep,) if isinstance(ep, int) else tuple(ep)
+    sizes = tuple(ep) if isinstance(ep, Iterable) and not isinstance(ep, str) else (ep,)
     if not sizes:
         raise InputError("ep", sizes, "must name at least one group size")
     for size in sizes:
@@ -159,8 +159,10 @@ def check_operations(operations: Sequence[Operation]) -> None:
     """Refuse an operation that is none, or that stands there twice.
 
     Raises:
-      InputError: names it.
+      InputError: names it; a text is refused as a whole, not letter by letter.
     """
+    if isinstance(operations, str):
+        raise InputError("operations", operations, f'must be a list of names, as ["{operations}"]')
     for position, operation in enumerate(operations):
         if operation not in OPERATIONS:
             raise InputError("operation", operation, f"must be one of {', '.join(OPERATIONS)}")
@@ -174,14 +176,17 @@ def tokens_of(tokens: int | Sequence[int], size: int, counts: TokenCounts) -> tu
     Raises:
       InputError: the number of numbers is wrong, or one is below 1.
     """
+    rule = "must be a whole number of at least 1"
     if not isinstance(tokens, int | np.integer):
+        if isinstance(tokens, str) or not isinstance(tokens, Sequence | np.ndarray):
+            raise InputError("tokens", tokens, f"{rule}, or one for each rank")
         if len(tokens) != size:
             raise InputError(
                 "tokens", f"{len(tokens)} numbers", f"must be one number, or one for each of {size} ranks"
             )
         return tuple(tokens)
     if isinstance(tokens, bool) or tokens < 1:
-        raise InputError("tokens", tokens, "must be a whole number of at least 1")
+        raise InputError("tokens", tokens, rule)
     if counts == "stepped":
         return stepped_token_counts(int(tokens), size)
     return (int(tokens),) * size
