@@ -4,7 +4,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from epsim.sweep.analysis import Objective, Sensitivity, pareto_front
-from epsim.sweep.table import Table
+from epsim.sweep.table import Table, as_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,8 @@ def pareto_plot(table: Table, first: Objective, second: Objective, suffix: str) 
       ImportError: matplotlib is not installed.
       InputError: a column holds words.
     """
+    from matplotlib.ticker import EngFormatter
+
     figure, axes = _figure(6)
     x, y = table.numbers(first.column), table.numbers(second.column)
     front = pareto_front(table, (first, second))
@@ -42,8 +44,10 @@ def pareto_plot(table: Table, first: Objective, second: Objective, suffix: str) 
         axes.annotate(
             _point_text(table, row), (x[row], y[row]), xytext=(5, 5), textcoords="offset points", fontsize=7
         )
-    axes.set_xlabel(_title(table, first))
-    axes.set_ylabel(_title(table, second))
+    for axis, objective in ((axes.xaxis, first), (axes.yaxis, second)):
+        axis.set_label_text(_title(objective))
+        if unit := _unit(table, objective):
+            axis.set_major_formatter(EngFormatter(unit))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return _bytes(figure, suffix)
@@ -88,9 +92,13 @@ def _label(side: str) -> dict[str, Any]:
     return {"fontsize": 7, "ha": side, "va": "center"}
 
 
-def _title(table: Table, objective: Objective) -> str:
-    unit = ", SI units" if table.columns[objective.column] == "text" else ""
-    return f"{objective.column}{unit} ({'less' if objective.sense == 'min' else 'more'} is better)"
+def _title(objective: Objective) -> str:
+    return f"{objective.column} ({'less' if objective.sense == 'min' else 'more'} is better)"
+
+
+def _unit(table: Table, objective: Objective) -> str:
+    """Return the unit of an axis whose values are texts such as 4TB/s; "" elsewhere, as names say theirs."""
+    return as_quantity(next(iter(table.column(objective.column))))[1]
 
 
 def _point_text(table: Table, row: int) -> str:

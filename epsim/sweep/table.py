@@ -111,22 +111,27 @@ def make_table(plan: Plan, records: Sequence["Record"]) -> Table:
 
 def as_number(value: Any) -> float | None:  # noqa: ANN401
     """Return a number, or a quantity with a unit in SI units (seconds, bytes, bytes/s); None for words."""
+    return as_quantity(value)[0]
+
+
+def as_quantity(value: Any) -> tuple[float | None, str]:  # noqa: ANN401
+    """Return `as_number` and its unit: "B/s", "B", "s", or "" for a plain number and for words."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value), ""
     if not isinstance(value, str):
-        return None
+        return None, ""
     if value.endswith("%"):
-        return as_number(value.removesuffix("%") + "e-2")
+        return as_quantity(value.removesuffix("%") + "e-2")
     try:
-        return float(value)
+        return float(value), ""
     except ValueError:
         pass
-    for parse, scale in ((parse_rate, 1.0), (parse_size, 1.0), (parse_time, 1e-12)):
+    for parse, scale, unit in ((parse_rate, 1.0, "B/s"), (parse_size, 1.0, "B"), (parse_time, 1e-12, "s")):
         try:
-            return parse(value) * scale
+            return parse(value) * scale, unit
         except (TopologyError, OverflowError):
             continue
-    return None
+    return None, ""
 
 
 def _axis_kind(values: Sequence[Any]) -> Kind:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epsim.errors import InputError
 from epsim.report.sweep import sweep_json, sweep_text
-from epsim.sweep import Sweep, Table, make_plan
+from epsim.sweep import Sweep, Table, make_plan, plots
 from epsim.sweep.analysis import Objective, best_and_worst, pareto_front, parse_objective, sensitivity
 from epsim.sweep.journal import Record
 from epsim.sweep.plots import pareto_plot, sensitivity_plot
@@ -197,6 +197,22 @@ def test_pictures_are_the_same_every_time(suffix):
         picture = draw()
         assert picture == draw()
         assert picture.startswith({"png": b"\x89PNG", "svg": b"<?xml"}[suffix])
+
+
+def test_an_axis_of_quantities_has_their_unit_at_its_ticks(monkeypatch):
+    """Issue 4: "1e12" stood at the corner, and "SI units" beside the name."""
+    drawn = []
+    monkeypatch.setattr(plots, "_bytes", lambda figure, suffix: drawn.append(figure) or b"")
+    table = table_of(additive)
+    pareto_plot(table, parse_objective("min:set.hbm_rate"), parse_objective("time_us"), "png")
+    [figure] = drawn
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    texts = [label.get_text() for label in axes.get_xticklabels()]
+    assert {"1 TB/s", "2 TB/s"} <= set(texts)
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    assert axes.get_xlabel() == "set.hbm_rate (less is better)"
+    assert not any("B/s" in label.get_text() for label in axes.get_yticklabels())
 
 
 def test_a_sweep_without_an_answer_has_a_summary():
