@@ -216,6 +216,29 @@ class Outcome:
         """What to say of a run that is not whole."""
         return f"interrupted after {len(self.cells)} of {self.num_cells} cells"
 
+    def __str__(self) -> str:
+        """Say in a line whether it passed and how much was tried, then a line for each failure."""
+        lines = [f"conformance of {self.backend}, profile {self.profile}: {self.verdict_text}"]
+        lines += [
+            f"{one.cell}: {one.property}: {next(iter(one.text.splitlines()), '')}" for one in self.failures
+        ]
+        return "\n".join(lines)
+
+    @property
+    def verdict_text(self) -> str:
+        """Passed or not, and how much was tried."""
+        examples, runs = (
+            sum(getattr(row, name) for row in self.cells) for name in ("num_examples", "num_runs")
+        )
+        tried = f"{examples:,} examples, {runs:,} runs, {self.seconds:.1f} s"
+        if self.is_passed:
+            return f"PASSED: {tried}"
+        if not self.is_whole:
+            tried = f"{self.stopped_text}; {tried}"
+        if not self.failures and not self.vacuous:
+            return tried
+        return f"FAILED: {len(self.failures)} cells, {len(self.vacuous)} properties proved nothing; {tried}"
+
     @property
     def is_passed(self) -> bool:
         """Whether all held, and all were really tested."""

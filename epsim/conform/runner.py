@@ -1,6 +1,7 @@
 """Run a program on a backend, and check every step against the definition."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,23 +95,36 @@ class ProgramRun:
             for call, step in enumerate(self.program.steps):
                 self._step(session, call, step)
                 self._check_kept()
-        finally:
+        except BaseException:
+            with suppress(Exception):  # the first finding is the one to tell
+                session.close()
+            raise
+        with self._findings():
             session.close()
         return self.seen
 
     def _called(self, call: Any) -> Any:  # noqa: ANN401 - a function of the backend and its result
         """Call the backend; whatever it throws is a finding, unless it says that it lacks the cell."""
+        with self.seen.clock("runs"), self._findings():
+            result = call()
+        self.seen.add("runs", 1)
+        return result
+
+    @contextmanager
+    def _findings(self, what: str = "") -> Iterator[None]:
+        """Turn what a backend throws, or what its answer makes our checks throw, into a broken property."""
         try:
-            with self.seen.clock("runs"):
-                result = call()
-        except UnsupportedCellError:
+            yield
+        except (PropertyBroken, UnsupportedCellError):
             raise
         except BackendFailure as failure:
             raise PropertyBroken("runs", str(failure)) from failure
-        except Exception as error:
-            raise PropertyBroken("runs", f"{type(error).__name__}: {error}") from error
-        self.seen.add("runs", 1)
-        return result
+        except (Exception, SystemExit) as error:
+            raise PropertyBroken("runs", f"{what}{type(error).__name__}: {error}") from error
+
+    def _answered(self) -> AbstractContextManager[None]:
+        """Judge an answer inside: one that is none has no property but that."""
+        return self._findings("the answer has not the form of the protocol: ")
 
     def _step(self, session: Session, call: int, step: Step) -> None:
         if isinstance(step, Dispatch):
@@ -153,13 +167,14 @@ class ProgramRun:
         )
         have = self._called(lambda: session.dispatch(request))
         self._inputs_kept(given, before_call)
-        self._all_ranks(have)
         self.seen.saw_payload(x, _num_crossed(config, topk))
-        self._check_dispatch(topk, wanted, handles, have, x, step)
+        with self._answered():
+            self._all_ranks(have)
+            self._check_dispatch(topk, wanted, handles, have, x, step)
+            self._keep_dispatched(call, have)
         self.alive.append(
             Alive(step=step, config=config, topk=topk, mode=mode, wanted=wanted, handles=handles, have=have)
         )
-        self._keep_dispatched(call, have)
 
     def _check_dispatch(
         self,
@@ -214,20 +229,24 @@ class ProgramRun:
         )
         have = self._called(lambda: session.dispatch_cached(alive.have, request))
         self._inputs_kept(given, before)
-        self._all_ranks(have)
         self.seen.saw_payload(x, _num_crossed(alive.config, topk))
-        for old, new in zip(alive.have.handles, have.handles, strict=True):
+        with self._answered():
+            self._all_ranks(have)
+            self._check_places(alive.have, have)
+            self._check_dispatch(topk, wanted, alive.handles, have, x, step)
+            self._keep_dispatched(call, have)
+        # From now on the handle that the cached dispatch returned is the one to go on with.
+        latest = replace(have, received=alive.have.received)
+        self.alive[self.alive.index(alive)] = replace(alive, have=latest)
+
+    def _check_places(self, before: Dispatched, have: Dispatched) -> None:
+        for old, new in zip(before.handles, have.handles, strict=True):
             self.seen.add("cached_places", max(1, new.num_real_recv_tokens))
             changed = old.differences(new)
             if changed:
                 raise PropertyBroken(
                     "cached_places", f"handle of rank {new.rank} changed in {', '.join(changed)}"
                 )
-        self._check_dispatch(topk, wanted, alive.handles, have, x, step)
-        self._keep_dispatched(call, have)
-        # From now on the handle that the cached dispatch returned is the one to go on with.
-        latest = replace(have, received=alive.have.received)
-        self.alive[self.alive.index(alive)] = replace(alive, have=latest)
 
     # --- combine -------------------------------------------------------------------------------------
 
@@ -257,11 +276,14 @@ class ProgramRun:
         )
         wanted = define_combine(alive.handles, y[1], order=order, topk_weights=weights[1], bias=bias)
         self.seen.saw_payload(y[1], _num_crossed(alive.config, alive.topk))
-        self._check_combined(wanted, have)
-        for rank, result in enumerate(have):
-            self._keep(call, f"combined_x of rank {rank}", result.combined_x)
+        with self._answered():
+            self._check_combined(wanted, have)
+            for rank, result in enumerate(have):
+                self._keep(call, f"combined_x of rank {rank}", result.combined_x)
 
     def _check_combined(self, wanted: Sequence[Any], have: Sequence[Combined]) -> None:
+        if len(have) != len(wanted):
+            raise PropertyBroken("runs", f"results of {len(have)} ranks, must be {len(wanted)}")
         names: tuple[tuple[PropertyName, str, bool], ...] = (
             ("combined_rows", "combined_x", True),
             ("combined_weights", "combined_topk_weights", False),

@@ -27,22 +27,7 @@ def outcome_text(outcome: Outcome) -> str:
         lines += ["", *_failure_lines(failure)]
     for row in outcome.vacuous:
         lines += ["", f"{row.name} proved nothing: {row.vacuous} ({PROPERTIES[row.name]})"]
-    return "\n".join([*lines, "", verdict_text(outcome)])
-
-
-def verdict_text(outcome: Outcome) -> str:
-    """Return the last line: passed or not, and how much was tried."""
-    examples, runs = (
-        sum(getattr(row, name) for row in outcome.cells) for name in ("num_examples", "num_runs")
-    )
-    tried = f"{examples:,} examples, {runs:,} runs, {outcome.seconds:.1f} s"
-    if outcome.is_passed:
-        return f"PASSED: {tried}"
-    if not outcome.is_whole:
-        tried = f"{outcome.stopped_text}; {tried}"
-        if not outcome.failures:
-            return tried
-    return f"FAILED: {len(outcome.failures)} cells, {len(outcome.vacuous)} properties proved nothing; {tried}"
+    return "\n".join([*lines, "", outcome.verdict_text])
 
 
 def _cell_lines(cells: tuple[CellRow, ...]) -> list[str]:
