@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from native.errors import CompileError, NativeEnvironmentError
+from native.errors import CompileError, NativeEnvironmentError, NativeInputError
 from native.settings import JitSettings
 
 HOST_COMPILERS = ("g++", "clang++")
@@ -88,6 +88,7 @@ def host_toolchain(settings: JitSettings) -> Toolchain:
 
     Raises:
       NativeEnvironmentError: there is none, or it does not run.
+      NativeInputError: it runs, but not with the flags of the settings.
     """
     env = (*settings.tool_env, ("LC_ALL", "C"))
     names = (settings.cxx,) if settings.cxx else HOST_COMPILERS
@@ -102,7 +103,7 @@ def host_toolchain(settings: JitSettings) -> Toolchain:
     # The folder of a compile is a fresh one each time: its name must not reach the binary.
     names_kept = ("-ffile-prefix-map=./=",)
     link_flags = ("-shared", *common)
-    told = _version((found, *link_flags, "-Wl,--version"), env)
+    told = _linker_version((found, *link_flags, "-Wl,--version"), settings.cxx_flags, env)
     # GCC's driver of the linker puts its own version and a command before or after that of the linker.
     linker = [line for line in told.splitlines() if not line.startswith(("collect2", "/"))][:1]
     described = re.findall(
@@ -173,6 +174,19 @@ def _run(
     except OSError as error:
         raise NativeEnvironmentError(f"{command[0]} cannot be started: {error.strerror}") from error
     return done.returncode, done.stdout
+
+
+def _linker_version(command: Sequence[str], flags: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> str:
+    """Return what the linker says of itself; tell flags that the compiler refuses from one that is broken."""
+    try:
+        return _version(command, env)
+    except NativeEnvironmentError as error:
+        if not flags:
+            raise
+        _version([word for word in command if word not in flags], env)
+        said = str(error).partition(" does not tell its version: ")[2]
+        rule = f"{command[0]} does not run with these flags: {said}"
+        raise NativeInputError("EPSIM_JIT_CXXFLAGS", " ".join(flags), rule) from None
 
 
 def _version(command: Sequence[str], env: tuple[tuple[str, str], ...]) -> str:

@@ -54,6 +54,19 @@ def test_a_compiler_that_does_not_run_is_one_sentence(tmp_path, body, reason):
         host_toolchain(settings(tmp_path, cxx=str(script(tmp_path / "cc", body))))
 
 
+def test_flags_that_the_compiler_refuses_are_named(tmp_path):
+    """They are the user's mistake; a compiler that does not run without them either is not."""
+    flags = ("-Wfoo", "-fnot")
+    with pytest.raises(
+        NativeInputError,
+        match=r"^EPSIM_JIT_CXXFLAGS is '-Wfoo -fnot': \S+ does not run with these flags: .*foo",
+    ):
+        host_toolchain(settings(tmp_path, cxx_flags=flags))
+    broken = script(tmp_path / "cc", "echo licence expired; exit 1")
+    with pytest.raises(NativeEnvironmentError, match=r"does not tell its version: licence expired$"):
+        host_toolchain(settings(tmp_path, cxx=str(broken), cxx_flags=flags))
+
+
 def test_a_compiler_that_is_no_program_is_one_sentence(tmp_path):
     broken = tmp_path / "cc"
     broken.write_bytes(b"\x7fELF no program")
