@@ -1,7 +1,7 @@
 """Programs of every kind that a backend can run, as strategies of hypothesis; the cells that they fill."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -13,7 +13,9 @@ from native.backends.protocol import Capabilities, Feature
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-Scenario = Literal["dispatch", "no_sync", "cached", "combine", "round_trip", "handles", "sequence", "wide"]
+Scenario = Literal[
+    "dispatch", "no_sync", "cached", "combine", "round_trip", "handles", "sequence", "wide", "many"
+]
 AXES: Mapping[Scenario, Mapping[str, tuple[str, ...]]] = {
     "dispatch": {"layout": ("expanded", "deduplicated", "hybrid"), "payload": ("bf16", "fp8", "fp8_columns")},
     "no_sync": {"layout": ("expanded", "deduplicated"), "payload": ("bf16", "fp8", "fp8_columns")},
@@ -27,6 +29,7 @@ AXES: Mapping[Scenario, Mapping[str, tuple[str, ...]]] = {
     "handles": {"layout": ("expanded", "deduplicated"), "call": ("combine", "cached")},
     "sequence": {"layout": ("expanded", "deduplicated"), "reduction": ("rank_reduced", "one_rounding")},
     "wide": {"payload": ("bf16", "fp8")},
+    "many": {"layout": ("expanded", "deduplicated")},
 }
 """What is tried of each scenario: every combination is a cell."""
 NEEDS: Mapping[str, tuple[Feature, ...]] = {
@@ -46,6 +49,11 @@ NEEDS: Mapping[str, tuple[Feature, ...]] = {
 NOT_TRIED: Mapping[Feature, str] = {"hybrid": "this suite has no programs of two domains"}
 WIDE_HIDDEN = 7168
 """Hidden of DeepSeek-V3 and of all published figures (deepep-ascend.md section 6)."""
+MANY_TOKENS = (1, 2, 4, 8, 16, *(30,) * 11)
+"""Of every rank in a program with many, mostly 30: dozens of entries of an AIV, several requests to one
+destination, more rows than stages. The others are for shrinking, which goes to the front."""
+MANY_RANKS, MANY_EXPERTS_PER_RANK = 2, 8
+"""Such programs stay small in everything else, but K goes up to 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +83,11 @@ class Cell:
         return None
 
 
-def cells(*, wide: bool) -> Iterator[Cell]:
-    """Yield all cells; the wide ones only when asked for."""
+def cells(*, wide: bool, many: bool = True) -> Iterator[Cell]:
+    """Yield all cells; those of wide rows and of many tokens only when asked for."""
+    left_out = {name for name, is_asked in (("wide", wide), ("many", many)) if not is_asked}
     for scenario, axes in AXES.items():
-        if scenario != "wide" or wide:
+        if scenario not in left_out:
             for values in product(*axes.values()):
                 yield Cell(scenario=scenario, values=values)
 
@@ -130,7 +139,7 @@ class _Writer:
         steps: list[Step] = [first]
         if scenario == "cached":
             steps.append(self._cached(draw, 0, self._payload("bf16")))
-        elif scenario in ("combine", "round_trip", "wide"):
+        elif scenario in ("combine", "round_trip", "wide", "many"):
             steps.append(self._combine(draw, 0, first))
         elif scenario == "handles":
             # The older of two handles is used, then the newer one.
@@ -149,6 +158,8 @@ class _Writer:
         )
 
     def _ranks(self) -> tuple[int, ...]:
+        if self.cell.scenario == "many":
+            return tuple(n for n in self.can.num_ranks if n == MANY_RANKS) or self.can.num_ranks[-1:]
         fitting = tuple(n for n in self.can.num_ranks if n <= self.sizes.max_ranks)
         return fitting or self.can.num_ranks[:1]
 
@@ -185,6 +196,8 @@ class _Writer:
     def _hidden(self, draw: "DrawFn") -> int:
         if self.cell.scenario == "wide":
             return WIDE_HIDDEN
+        if self.cell.scenario == "many":
+            return self.can.hidden
         step, most = self.can.hidden, min(self.sizes.max_hidden, self.can.max_hidden)
         sizes = [step * n for n in (1, 2, 3, 5, 16) if step * n <= most]
         return int(draw(self.st.sampled_from(sizes or [step])))
@@ -196,18 +209,21 @@ class _Writer:
         return int(draw(self.st.integers(1, min(3, max(1, hidden // 32)))))
 
     def _dispatch(self, draw: "DrawFn", ranks: tuple[int, ...]) -> Dispatch:
+        is_many = self.cell.scenario == "many"
         config = draw_config(
             draw,
             num_ranks=ranks,
             hidden=(1,),  # drawn per call: several shapes share a buffer
             max_topk=self.can.max_topk,
             max_tokens=self.sizes.max_tokens,
-            max_experts_per_rank=self.sizes.max_experts_per_rank,
+            max_experts_per_rank=MANY_EXPERTS_PER_RANK if is_many else self.sizes.max_experts_per_rank,
             alignments=ALIGNMENTS if self.can.power_of_two_alignment else (*ALIGNMENTS, 3),
         )
-        topk = draw_routing(draw, config, weights=False)
+        if is_many:
+            config = replace(config, num_max_tokens_per_rank=draw(self.st.sampled_from(MANY_TOKENS)))
+        topk = draw_routing(draw, config, weights=False, is_full=is_many)
         flag = self.st.booleans()
-        is_sequence = self.cell.scenario in ("sequence", "combine", "handles")
+        is_sequence = self.cell.scenario in ("sequence", "combine", "handles", "many")
         is_open = is_sequence or self.cell.scenario == "cached"
         payload = self._any_payload(draw) if is_open else self._payload("bf16")
         hidden = self._hidden(draw)

@@ -19,6 +19,7 @@ class Profile:
       schedules: of each program, if the backend can choose.
       max_ranks, max_tokens, max_hidden, max_experts_per_rank, max_steps: see `generate.Sizes`.
       wide: also programs of hidden 7168.
+      many: also programs of many tokens.
       least_crossed: rows that must cross a rank before a property counts as proved.
     """
 
@@ -32,6 +33,7 @@ class Profile:
     max_steps: int
     wide: bool
     least_crossed: int
+    many: bool = True
 
 
 PROFILES = {

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 Programs = Callable[[Cell, Capabilities, Sizes], "SearchStrategy[Program]"]
-WIDE_EXAMPLES = 2
-"""Programs of a wide cell: a row of 7168 elements costs as much as many small ones."""
+MOST_EXAMPLES = {"wide": 2, "many": 8}
+"""Programs of a cell whose programs cost as much as many small ones: rows of 7168 elements, 30 tokens."""
 
 
 class SearchStopped(KeyboardInterrupt):
@@ -74,7 +74,7 @@ def run_conformance(
         if value < 0:
             raise InputError(name, value, "must not be negative")
     chosen = find_profile(profile)
-    todo = [cell for cell in cells(wide=chosen.wide) if only(cell)]
+    todo = [cell for cell in cells(wide=chosen.wide, many=chosen.many) if only(cell)]
     search = _Search(
         backend=backend, profile=chosen, seed=seed, schedule_seed=schedule_seed, make=make_programs,
         num_cells=len(todo), tell=tell,
@@ -196,7 +196,8 @@ class _Search:
         start = time.perf_counter()
         trial = _Trial(search=self, schedules=self._schedules(capabilities))
         strategy = self.make(cell, capabilities, self._sizes())
-        count = WIDE_EXAMPLES if cell.scenario == "wide" else self.profile.examples_per_cell
+        most = self.profile.examples_per_cell
+        count = min(most, MOST_EXAMPLES.get(cell.scenario, most))
         try:
             self._explore(strategy, trial, count)
         except KeyboardInterrupt:

@@ -108,9 +108,22 @@ def routings(
 
 
 def draw_routing(
-    draw: "DrawFn", config: EPConfig, *, weights: bool | None = None, skewed: bool | None = None
+    draw: "DrawFn",
+    config: EPConfig,
+    *,
+    weights: bool | None = None,
+    skewed: bool | None = None,
+    is_full: bool = False,
 ) -> TopK:
-    """Draw a routing inside a composite strategy; the arguments are those of `routings`."""
+    """Draw a routing inside a composite strategy.
+
+    Args:
+      draw: of the composite strategy.
+      config: as of `routings`.
+      weights: likewise.
+      skewed: likewise.
+      is_full: every rank has as many tokens as it may have.
+    """
     st = load_hypothesis().strategies
     experts = list(range(config.num_experts))
     if draw(st.booleans()) if skewed is None else skewed:
@@ -119,7 +132,7 @@ def draw_routing(
         experts = [e for e in experts if owner[e] == home] or experts
     most, width = config.num_max_tokens_per_rank, min(config.num_topk, len(experts))
     choices = st.lists(st.sampled_from(experts), max_size=width, unique=True)
-    tokens = st.lists(choices, max_size=most)
+    tokens = st.lists(choices, min_size=most if is_full else 0, max_size=most)
     ranks = [_token_rows(draw(tokens), config, draw, st) for _ in range(config.ep_size)]
     given = None
     if draw(st.booleans()) if weights is None else weights:

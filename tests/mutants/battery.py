@@ -66,7 +66,7 @@ VARIANTS: Mapping[str, Variant] = {
     "": Variant(),
     # 32 blocks are the least ring in which every call of this size fits; ten calls are more than a lap.
     "short queue": Variant(
-        profile=dataclasses.replace(QUICK, max_ranks=2, max_tokens=2),
+        profile=dataclasses.replace(QUICK, max_ranks=2, max_tokens=2, many=False),
         repeats=10,
         machine={"sq_depth": 32, "cq_depth": 4},
         switches={"sq_depth": 32},

@@ -290,6 +290,13 @@ REQUEST = (
         bug="tokens are counted inside the AIV",
     ),
     Mutant(
+        name="request: token of a later entry",
+        file=REQUESTS,
+        old="const uint64_t token = source.own_first + entry / cfg.num_topk;",
+        new="const uint64_t token = source.own_first + entry / cfg.num_topk + (entry >= 24 ? 1 : 0);",
+        bug="right for the first entries of an AIV only, as after a loop that is unrolled wrongly",
+    ),
+    Mutant(
         name="request: blocks without NOP",
         file=REQUESTS,
         old="return is_nop ? urma::nop_flags(head + block, false, cfg.sq_depth) : 0;",

@@ -6,9 +6,13 @@ import re
 
 import pytest
 
+from epsim.conform import run_conformance
+from epsim.conform.outcome import PROFILES
 from epsim.conform.program import read_program
 from epsim.conform.search import rerun
 from native.backends.protocol import Schedule
+from native.backends.twin import TwinBackend
+from native.twin import Twin
 from tests.mutants.__main__ import main
 from tests.mutants.battery import VARIANTS, Variant, backend, build, judge
 from tests.mutants.mutant import PatchError
@@ -71,6 +75,17 @@ def test_a_mutant_is_killed_and_shrinks(jit_cache, name):
     assert verdict.killed_by == killed_by
     assert verdict.ranks <= num_ranks
     assert verdict.tokens <= 2
+
+
+def test_quick_finds_what_needs_many_entries_of_an_aiv(jit_cache):
+    """Also where ranks have two AIVs or more, by its programs of many tokens; no others reach it."""
+    mutant = find("request: token of a later entry")
+    backend = TwinBackend(Twin(build(mutant, [jit_cache])))
+    quick = dataclasses.replace(PROFILES["quick"], schedules=1)
+    outcome = run_conformance(backend, quick, only=lambda cell: cell.scenario == "many")
+    assert [failure.property for failure in outcome.failures] == ["runs"]
+    fewer = dataclasses.replace(quick, many=False)
+    assert run_conformance(backend, fewer, only=lambda cell: cell.scenario == "dispatch").failures == ()
 
 
 def test_the_command_tells_what_killed_a_mutant(jit_cache, tmp_path, monkeypatch, capsys):
