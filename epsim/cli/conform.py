@@ -53,32 +53,32 @@ def conform(
     - `epsim conform --backend twin --schedule-seed 7 --strategy pct --example '{...}' --trace run.html`
     """
     import os
+    import sys
     from contextlib import nullcontext, redirect_stdout
     from io import StringIO
 
-    from epsim.cli.interrupts import sigterm_interrupts
-    from epsim.conform.backends.registry import find_backend
-    from native.settings import settings_from
+    from epsim.cli.interrupts import exit_code, sigterm_interrupts
 
     # Under torchrun all processes make the same calls and know the same results: the first one tells them.
     is_first = backend != "npu" or os.environ.get("RANK", "0") == "0"
     asked = _Asked(
-        profile=profile or "quick", seed=seed, schedule_seed=schedule_seed, strategy=strategy, trace=trace,
-        junit=junit if is_first else None, json=json,
+        backend=backend, profile=profile or "quick", seed=seed, schedule_seed=schedule_seed,
+        strategy=strategy, trace=trace, junit=junit if is_first else None, json=json,
     )  # fmt: skip
-    program = _checked(asked, backend, example, has_profile=profile is not None)
-    judged = find_backend(backend, settings_from(os.environ))
+    program = _checked(asked, example, has_profile=profile is not None)
     try:
         with sigterm_interrupts(), nullcontext() if is_first else redirect_stdout(StringIO()):
-            return _search(judged, asked) if program is None else _rerun(judged, asked, program)
-    finally:
-        judged.shutdown()
+            return _judge(asked, program)
+    except KeyboardInterrupt as stop:
+        print("epsim: interrupted", file=sys.stderr)
+        return exit_code(stop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     """The options."""
 
+    backend: str
     profile: str
     seed: int
     schedule_seed: int
@@ -88,7 +88,21 @@ class _Asked:
     json: bool
 
 
-def _checked(asked: _Asked, backend: str, example: str | None, *, has_profile: bool) -> "Program | None":
+def _judge(asked: _Asked, program: "Program | None") -> int:
+    """Start the backend, search or run the one program, and end the backend."""
+    import os
+
+    from epsim.conform.backends.registry import find_backend
+    from native.settings import settings_from
+
+    judged = find_backend(asked.backend, settings_from(os.environ))
+    try:
+        return _search(judged, asked) if program is None else _rerun(judged, asked, program)
+    finally:
+        judged.shutdown()
+
+
+def _checked(asked: _Asked, example: str | None, *, has_profile: bool) -> "Program | None":
     """Refuse options before any work; return the example's program."""
     from epsim.conform.admission import MAX_SEED, check_size
     from epsim.conform.program import read_program
@@ -99,7 +113,7 @@ def _checked(asked: _Asked, backend: str, example: str | None, *, has_profile: b
         if not 0 <= value <= MAX_SEED:
             raise InputError(name, value, f"must be 0 to {MAX_SEED}")
     if asked.trace is not None:
-        _check_trace(asked.trace, backend, example)
+        _check_trace(asked.trace, asked.backend, example)
     check_outputs([asked.junit, asked.trace])
     if example is None:
         if asked.strategy:

@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from epsim.cli import run
+from epsim.cli.interrupts import Terminated
 from epsim.conform import run_conformance
 from epsim.conform.backends.reference import ReferenceBackend
 from epsim.conform.junit import junit_xml
@@ -75,6 +76,18 @@ def test_processes_of_a_search_end_without_a_word(tmp_path):
     code, _, err = stop_by(signal.SIGTERM, tmp_path / "s.xml", "--backend", "gloo")
     assert code == 143
     assert [line for line in err.splitlines() if not line.startswith(("cells: ", "epsim: "))] == []
+
+
+@pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_an_interrupt_outside_a_search_is_one_sentence(capsys, monkeypatch, kind, code):
+    """As while the twin is compiled."""
+
+    def stopped(*_):
+        raise kind
+
+    monkeypatch.setattr("epsim.conform.backends.registry.find_backend", stopped)
+    assert run(["conform", "--backend", "twin"]) == code
+    assert capsys.readouterr() == ("", "epsim: interrupted\n")
 
 
 class StopsLate(FaultyBackend):
