@@ -17,7 +17,7 @@ AUTO_CHUNKS = 60_000
 """Chunks that the automatic grain aims at: some seconds of Python, and the error stays below 1 %."""
 
 MAX_PIECES: Final = 2**23
-"""Pieces of one run at most: 29 to 75 us and 100 to 180 bytes each, so four to ten minutes, about a gigabyte."""
+"""Pieces of one run at most: 30 to 75 us and 100 to 180 bytes each: four to ten minutes, about a gigabyte."""
 
 
 @dataclass(frozen=True, kw_only=True)
