@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import subprocess
@@ -76,6 +77,34 @@ def test_processes_of_a_search_end_without_a_word(tmp_path):
     code, _, err = stop_by(signal.SIGTERM, tmp_path / "s.xml", "--backend", "gloo")
     assert code == 143
     assert [line for line in err.splitlines() if not line.startswith(("cells: ", "epsim: "))] == []
+
+
+def group_of(pid):
+    """Return the processes of a process group that do not wait to be buried."""
+    table = subprocess.run(
+        ["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split() for line in table.splitlines()]
+    return [int(row[0]) for row in rows if int(row[1]) == pid and not row[2].startswith("Z")]
+
+
+def wait_until(holds):
+    end = time.monotonic() + MAX_WAIT_SECS
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert holds()
+
+
+def test_an_interrupt_while_processes_start_leaves_none():
+    """A terminal sends it to all of them; some have not heard of each other yet."""
+    pytest.importorskip("torch")
+    words = [*COMMAND, "--backend", "gloo"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, start_new_session=True, **quiet) as process:
+        wait_until(lambda: len(group_of(process.pid)) >= 3)  # the tracker and the server of processes
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(MAX_WAIT_SECS) == 130
+    wait_until(lambda: not group_of(process.pid))
 
 
 @pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])

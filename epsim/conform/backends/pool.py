@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
@@ -34,18 +35,18 @@ class Pool:
         context.set_forkserver_preload(["torch.distributed", "epsim.conform.backends.worker"])
         self.folder = tempfile.TemporaryDirectory(prefix="epsim-conform-")
         self.workers: list[tuple[BaseProcess, Connection]] = []
-        for rank in range(num_ranks):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=serve, args=(theirs, library, rank, num_ranks, self.folder.name), daemon=True
-            )
-            with _uninterrupted_children():
-                process.start()
-            theirs.close()
-            self.workers.append((process, ours))
         try:
+            with _uninterrupted():
+                for rank in range(num_ranks):
+                    ours, theirs = context.Pipe()
+                    process = context.Process(
+                        target=serve, args=(theirs, library, rank, num_ranks, self.folder.name), daemon=True
+                    )
+                    process.start()
+                    theirs.close()
+                    self.workers.append((process, ours))
             self._answers(num_ranks, START_TIMEOUT_SECS)
-        except BackendFailure:
+        except (BackendFailure, KeyboardInterrupt):
             if self.workers:
                 self.stop()
             raise
@@ -110,12 +111,24 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _uninterrupted_children() -> Iterator[None]:
-    """Let processes that start inside never see the terminal's SIGINT: their parent ends them."""
-    # This process is started first, as it unblocks the signal again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _uninterrupted() -> Iterator[None]:
+    """Start processes inside: signals come when all are known, and the terminal's SIGINT never to them.
+
+    One that has started and is not known yet could not be ended, and would wait for the others for ever.
+    """
+    resource_tracker.ensure_running()  # first, as starting it unblocks SIGINT
+    came: list[int] = []
+    handlers: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # Blocking is not enough here: a thread of a library may take the signal in place of this one.
+        for name in (signal.SIGINT, signal.SIGTERM):
+            handlers[name] = signal.signal(name, lambda number, _: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit that
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
