@@ -26,7 +26,10 @@ def conform(
         ),
     ],
     profile: Annotated[
-        Literal["quick", "full", "soak"] | None, Parameter(help="how much is tried; without: quick")
+        Literal["quick", "full", "soak"] | None,
+        Parameter(
+            help="how much is tried; without: quick. On the twin: 1,000 runs, 2,700 larger ones, 105,000"
+        ),
     ] = None,
     seed: Annotated[int, Whole, Parameter(help="of programs and data")] = 0,
     schedule_seed: Annotated[int, Whole, Parameter(help="of the first schedule of each program")] = 0,
