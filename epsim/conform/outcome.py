@@ -1,6 +1,6 @@
 """What a conformance run found: rows per property and per cell, a failure of each cell, the verdict."""
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +185,7 @@ class Outcome:
       properties: in the order of the data flow; those that do not apply to the backend are left out.
       cells: in order.
       num_cells: how many were to be tried; a run that was interrupted has fewer rows.
-      traits: how many programs that hold had what `coverage.traits` names.
+      traits: how many programs that hold had what `coverage.traits` names; a Counter, 0 where none had it.
       seconds: all of it.
     """
 
@@ -196,7 +196,7 @@ class Outcome:
     properties: tuple[PropertyRow, ...]
     cells: tuple[CellRow, ...]
     num_cells: int
-    traits: Mapping[str, int]
+    traits: Counter[str]
     seconds: float
 
     @property

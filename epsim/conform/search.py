@@ -139,7 +139,7 @@ def try_program(backend: Backend, program: Program, *, seed: int, schedule: Sche
     )
     return Outcome(
         backend=backend.name, profile="example", seed=seed, schedule_seed=schedule.seed, properties=(),
-        cells=(row,), num_cells=1, traits=dict.fromkeys(traits(program), int(not failure)), seconds=seconds,
+        cells=(row,), num_cells=1, traits=Counter(() if failure else traits(program)), seconds=seconds,
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ class _Search:
             properties=tuple(self._property_rows()),
             cells=tuple(self.rows),
             num_cells=self.num_cells,
-            traits=dict(self.traits),
+            traits=self.traits.copy(),
             seconds=time.perf_counter() - self.start,
         )
 
