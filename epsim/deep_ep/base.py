@@ -14,11 +14,11 @@ from reference.memory.workspace import WORKSPACE_BYTES
 
 
 def leave(exchange: Exchange) -> None:
-    """Meet all ranks at the end of a buffer; warn if they do not come."""
+    """Meet all ranks at the end of a buffer; warn, at the call of `destroy`, if they do not come."""
     try:
         exchange.barrier("destroy")
     except (PeerLostError, PeerRefusedError, RankMismatchError) as error:
-        warnings.warn(f"{error}; the buffer is destroyed all the same", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{error}; the buffer is destroyed all the same", RuntimeWarning, stacklevel=4)
 
 
 def check_timeout(name: str, secs: object) -> None:

@@ -191,8 +191,9 @@ def one_dies(rank, num_ranks):
         buffer.recv(torch.zeros(1), 1)
     with pytest.raises(PeerLostError, match=r"send 0 to rank 1.*died"):
         buffer.send(torch.zeros(1), 1)
-    with pytest.warns(RuntimeWarning, match=r"destroy .*died.*destroyed all the same"):
+    with pytest.warns(RuntimeWarning, match=r"destroy .*died.*destroyed all the same") as warned:
         buffer.destroy()
+    assert warned[0].filename == __file__
     assert buffer.is_destroyed
     return True
 
