@@ -219,6 +219,8 @@ def parse_faults(faults: "Iterable[str | Fault]", level: str) -> tuple[Fault, ..
         raise InputError("faults", faults, f'must be a list of specs, as ["{faults}"]')
     found = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     for position, fault in enumerate(found):
+        if not isinstance(fault, Fault):
+            raise InputError("fault", fault, "must be a spec as text, or a Fault")
         if level == "flow" and fault.form.is_events_only:
             rule = f"is nothing for the flow level: {fault.form.is_events_only}; use level events"
             raise InputError("fault", str(fault), rule)

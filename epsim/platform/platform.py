@@ -59,6 +59,8 @@ def make_platform(
     software = defaults.software if software is None else software
     hard = hardware_profile(hardware) if isinstance(hardware, str) else hardware
     soft = software_profile(software) if isinstance(software, str) else software
+    if not isinstance(settings, Mapping | None):
+        raise InputError("settings", settings, "must be a mapping of parameter names to values")
     hard, soft = override(hard, soft, settings or {})
     _check_settings(settings or {}, hard, has_graph=not known)
     if isinstance(system, Topology):
