@@ -6,7 +6,16 @@ from typing import get_args
 
 from epsim.errors import InputError
 from epsim.inputs.counting import Draws, check_draws
-from epsim.inputs.groups import Group, Table, check_operations, count, group_sizes, place, pod_size_of
+from epsim.inputs.groups import (
+    Group,
+    Table,
+    check_operations,
+    check_token_counts,
+    count,
+    group_sizes,
+    place,
+    pod_size_of,
+)
 from epsim.model.answer import Case
 from epsim.model.closedform import Operation
 from epsim.model.options import TokenCounts, TwoLayer
@@ -145,7 +154,6 @@ def predict(
 
 
 def _check_words(token_counts: TokenCounts, two_layer: TwoLayer) -> None:
-    if token_counts not in get_args(TokenCounts):
-        raise InputError("token counts", token_counts, "must be equal or stepped")
+    check_token_counts(token_counts)
     if two_layer not in get_args(TwoLayer):
         raise InputError("two layer", two_layer, "must be dedup or flat")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,16 @@ from epsim.errors import InputError
 from epsim.faults.applied import faulty_events, faulty_machine, faulty_platform
 from epsim.faults.kinds import Fault, parse_faults
 from epsim.inputs.counting import Counted
-from epsim.inputs.groups import Group, Routed, check_operations, group_sizes, place, pod_size_of, route
+from epsim.inputs.groups import (
+    Group,
+    Routed,
+    check_operations,
+    check_token_counts,
+    group_sizes,
+    place,
+    pod_size_of,
+    route,
+)
 from epsim.model.answer import Case, epilogue_bytes
 from epsim.model.closedform import Operation
 from epsim.model.loads import RankLoads, rank_loads
@@ -128,8 +137,7 @@ def simulate(
         raise InputError("level", level, f"must be one of {', '.join(LEVELS)}")
     if policy not in POLICIES:
         raise InputError("policy", policy, f"must be one of {', '.join(POLICIES)}")
-    if token_counts not in get_args(TokenCounts):
-        raise InputError("token counts", token_counts, "must be equal or stepped")
+    check_token_counts(token_counts)
     check_operations(operations)
     wrong = parse_faults(faults, level)
     platform = make_platform(

@@ -41,7 +41,9 @@ class CaseOptions:
     experts: Annotated[int | None, Whole, Parameter(help="physical experts, instead of the model's")] = None
     topk: Annotated[int | None, Whole, Parameter(help="choices of a token, instead of the model's")] = None
     routing: Annotated[str, Parameter(help="uniform, zipf:1.1, lognormal:0.5, ..., or a file")] = "uniform"
-    seed: Annotated[int, Whole, Parameter(help="of sampled routing and of the flow hash")] = 0
+    seed: Annotated[
+        int | None, Whole, Parameter(help="of sampled routing and of the flow hash; without: 0")
+    ] = None
     masked_ratio: Annotated[float, Parameter(help="chance that a choice is masked")] = 0.0
     policy: Annotated[
         Literal["spray", "flow-hash", "pinned"], Parameter(help="path choice: per packet, per flow, per peer")
@@ -79,14 +81,22 @@ class CaseOptions:
         """Operations."""
         return tuple(word.strip() for word in self.op.split(","))
 
-    def check(self) -> None:
-        """Refuse options that would be ignored, before any work."""
+    def check(self, *, has_jitter: bool = False) -> None:
+        """Refuse options that would be ignored, before any work.
+
+        Args:
+          has_jitter: a fault that draws is added.
+        """
         from epsim.errors import InputError
+        from epsim.inputs.counting import is_table
         from epsim.simulation import check_level
 
         check_level(self.level, self.grain, self.mode)
         if self.mode != "bounded" and self.epsilon != CaseOptions.epsilon:
             raise InputError("epsilon", self.epsilon, "belongs to --level flow --mode bounded")
+        draws = has_jitter or self.policy == "flow-hash" or not is_table(self.routing)
+        if self.seed is not None and not draws:
+            raise InputError("seed", self.seed, "goes with a law or a histogram, or with --policy flow-hash")
 
     def arguments(self, grain: "Grain | None" = None, **events: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return the keywords of `epsim.simulate`.
@@ -104,8 +114,9 @@ class CaseOptions:
             "system": self.system, "level": self.level, "model": self.model, "ep": self.sizes,
             "tokens": self.tokens, "token_counts": "stepped" if self.stepped else "equal",
             "operations": self.operations, "dtype": self.dtype, "hidden": self.hidden,
-            "num_experts": self.experts, "num_topk": self.topk, "routing": self.routing, "seed": self.seed,
-            "masked_ratio": self.masked_ratio, "policy": self.policy, "with_slope": not self.no_slope,
+            "num_experts": self.experts, "num_topk": self.topk, "routing": self.routing,
+            "seed": self.seed or 0, "masked_ratio": self.masked_ratio,
+            "policy": self.policy, "with_slope": not self.no_slope,
             "hardware": self.hardware, "software": self.software, "settings": parse_settings(self.settings),
             "port_rate": self.port_rate,
             "npus": None if self.npus is None else parse_cards("npus", self.npus),

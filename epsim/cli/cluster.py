@@ -62,6 +62,7 @@ def cluster(
     else:
         from epsim.inputs.groups import group_bytes
 
+        _check_seed(seed, routing, placement, policy)
         platform = make_platform(system, settings=parse_settings(settings))
         payload_topology(platform)  # refuses a system before any rows are counted
         matrix = group_bytes(platform, 128 if ep is None else ep, op or "dispatch", **_given(of_rows))
@@ -72,6 +73,18 @@ def cluster(
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what was not said, so that the library's defaults hold."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_seed(seed: int | None, routing: str | None, placement: str | None, policy: str) -> None:
+    """Refuse a seed from which nothing is drawn."""
+    from epsim.errors import InputError
+    from epsim.inputs.counting import is_table
+
+    # Uniform routing is counted by its expectation.
+    draws_rows = routing not in (None, "uniform") and not is_table(routing or "")
+    if seed is not None and not (draws_rows or placement == "random" or policy == "flow-hash"):
+        rule = "goes with a routing that is drawn, with --placement random or --policy flow-hash"
+        raise InputError("seed", seed, rule)
 
 
 def _check_exchange(policy: str, of_groups: Mapping[str, Any]) -> None:

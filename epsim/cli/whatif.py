@@ -73,7 +73,7 @@ def _check(
     from epsim.errors import InputError
     from epsim.files import check_outputs
 
-    options.check()
+    options.check(has_jitter=any(one.startswith("jitter") for one in fault or []))
     if (fault is None) == (each is None):
         given = "both" if fault else "neither"
         raise InputError("fault and each", given, "must be one of them, as --fault plane-lost:2")

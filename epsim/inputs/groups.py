@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -184,12 +185,22 @@ def tokens_of(tokens: int | Sequence[int], size: int, counts: TokenCounts) -> tu
             raise InputError(
                 "tokens", f"{len(tokens)} numbers", f"must be one number, or one for each of {size} ranks"
             )
-        return tuple(tokens)
+        return tuple(int(count) if isinstance(count, np.integer) else count for count in tokens)
     if isinstance(tokens, bool) or tokens < 1:
         raise InputError("tokens", tokens, rule)
     if counts == "stepped":
         return stepped_token_counts(int(tokens), size)
     return (int(tokens),) * size
+
+
+def check_token_counts(counts: TokenCounts) -> None:
+    """Refuse what is no way to spread tokens over ranks.
+
+    Raises:
+      InputError: it is not a name of one.
+    """
+    if not isinstance(counts, str) or counts not in get_args(TokenCounts):
+        raise InputError("token counts", counts, "must be equal or stepped")
 
 
 def pod_size_of(network: Network, size: int, ranks_per_supernode: int | None) -> int | None:

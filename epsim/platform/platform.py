@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 from epsim.errors import InputError
 from epsim.platform.network import Network, network_of_profile, network_of_topology
@@ -33,7 +34,7 @@ class Platform:
 
 
 def make_platform(
-    system: str | Topology = "ubl128",
+    system: str | PathLike[str] | Topology = "ubl128",
     *,
     hardware: str | Hardware | None = None,
     software: str | Software | None = None,
@@ -53,6 +54,9 @@ def make_platform(
       InputError: an unknown name or a value that breaks a rule.
       TopologyError: a topology file breaks a rule.
     """
+    if not isinstance(system, str | PathLike | Topology):
+        raise InputError("system", system, "must be a name, a file or a Topology")
+    system = fspath(system) if isinstance(system, PathLike) else system
     known = PROFILE_SYSTEMS.get(system) if isinstance(system, str) else None
     defaults: SystemProfiles = known or ASCEND_950
     hardware = defaults.hardware if hardware is None else hardware

@@ -23,7 +23,7 @@ def check_masked_ratio(masked_ratio: float | Fraction) -> Fraction:
       ConfigError: not a number of 0 .. 1.
     """
     try:
-        ratio = Fraction(masked_ratio)
+        ratio = Fraction(masked_ratio.item() if isinstance(masked_ratio, np.generic) else masked_ratio)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError("masked_ratio", masked_ratio, "must be a number from 0 to 1") from None
     if not 0 <= ratio <= 1:

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from epsim.cli import run
@@ -168,3 +169,18 @@ def test_the_first_byte_of_a_combine_is_explained_at_flow_level(capfd):
     for level, operation in (("flow", "combine"), ("flow", "dispatch"), ("events", "combine")):
         out = printed([*SMALL, "--level", level, "--op", operation], capfd)
         assert ("combine's sums all come before it" in out) == ((level, operation) == ("flow", "combine"))
+
+
+def given_routing(folder):
+    """Write a routing token by token for four ranks."""
+    path = folder / "topk.npy"
+    np.save(path, np.tile(np.arange(6), (4, 16, 1)))
+    return [str(path), "--op", "dispatch"]
+
+
+def test_a_seed_from_which_nothing_is_drawn_is_refused(tmp_path, capfd):
+    words = ["--ep", "4", "--routing", *given_routing(tmp_path), "--seed", "9"]
+    assert run(["simulate", *words]) == 2
+    assert "seed is 9: goes with a law or a histogram, or with --policy flow-hash" in capfd.readouterr().err
+    for others in (["simulate", "--policy", "flow-hash"], ["whatif", "--fault", "jitter@0.1"]):
+        assert run([*others, *words]) == 0

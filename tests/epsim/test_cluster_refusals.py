@@ -66,3 +66,14 @@ def test_a_mesh_beside_switches_is_no_obstacle(capfd):
     """Routes leave it out, as they do elsewhere."""
     assert run(["cluster", "--system", "ubl128-mesh", "--ep", "64", "--tokens", "64"]) == 0
     assert "2 groups of 64" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["", "--routing uniform", "--placement spread"])
+def test_a_seed_from_which_nothing_is_drawn_is_refused(words, capfd):
+    said = refused(f"--system clos:256 --ep 64 --seed 9 {words}", capfd)
+    assert said.startswith("epsim: seed is 9: goes with a routing that is drawn")
+
+
+@pytest.mark.parametrize("words", ["--routing zipf:1.1", "--placement random", "--policy flow-hash"])
+def test_a_seed_draws_rows_places_and_paths(words, capfd):
+    assert run(["cluster", *f"--system clos:256 --ep 64 --tokens 64 --seed 9 {words}".split()]) == 0
