@@ -10,6 +10,10 @@ from epsim.sweep.analysis import Effect, Objective, Sensitivity, best_and_worst,
 from epsim.sweep.table import Table
 
 MAX_EFFECTS = 15
+NUM_ERRORS = 3
+"""Standard errors behind +-: what straight pieces miss is not normal. Of 1,380 shares of samples of 40 to
+500 points of three grids (60 seeds each), 2.7 % were off the full grid's by more than two errors, 0.5 % by
+more than three, all of these in samples of up to 200 points."""
 
 
 def sweep_text(table: Table, objectives: Sequence[Objective]) -> str:
@@ -69,6 +73,7 @@ def _sensitivity_object(found: Sensitivity) -> dict[str, Any]:
             "means": [mean if math.isfinite(mean) else None for mean in effect.means],
             "size": None if effect.note else effect.size,
             "size_error": None if effect.note else effect.error,
+            "share_error": None if effect.note else effect.share_error,
             "elasticity": effect.elasticity,
             "elasticity_error": effect.elasticity_error,
             "knots": effect.num_knots or None,
@@ -78,9 +83,13 @@ def _sensitivity_object(found: Sensitivity) -> dict[str, Any]:
     ]
     return {
         "column": found.column, "mean": found.mean, "used": found.num_used, "points": found.num_points,
-        "method": "average" if found.is_average else "additive fit", "free_numbers": found.num_free,
+        "method": _method(found), "free_numbers": found.num_free,
         "explained": found.explained, "effects": effects,
     }  # fmt: skip
+
+
+def _method(found: Sensitivity) -> str:
+    return "average" if found.is_average else "product fit" if found.is_product else "additive fit"
 
 
 def _ends_text(table: Table, objectives: Sequence[Objective], ends: tuple[int, int]) -> str:
@@ -111,9 +120,11 @@ def _effect_row(effect: Effect, found: Sensitivity) -> list[str]:
     share = f"{effect.size / mean:.1%}" if mean else f"{effect.size:.6g}"
     elasticity = "" if effect.elasticity is None else f"{effect.elasticity:+.2f}"
     if not found.is_average:
-        share += f" +-{2 * effect.error / mean:.1%}" if mean else f" +-{2 * effect.error:.6g}"
+        share += (
+            f" +-{NUM_ERRORS * effect.share_error:.1%}" if mean else f" +-{NUM_ERRORS * effect.error:.6g}"
+        )
         if effect.elasticity_error is not None:
-            elasticity += f" +-{2 * effect.elasticity_error:.2f}"
+            elasticity += f" +-{NUM_ERRORS * effect.elasticity_error:.2f}"
     return [effect.name, f"{low:.6g}", low_level, f"{high:.6g}", high_level, share, elasticity]
 
 
@@ -126,9 +137,10 @@ def _caveats(found: Sensitivity) -> list[str]:
         return [f"{how}; one term per parameter explains {share} of the variance, interaction the rest."]
     if any(effect.note.startswith(("too few", "not fitted")) for effect in found.effects):
         return ["The grid has gaps, and one term per parameter was not fitted to what is there."]
+    how = "factor" if found.is_product else "term"
     lines = [
-        f"The grid has gaps: means are a fit of one term per parameter, {found.num_free} free numbers to "
-        f"{found.num_used} points; +- is two standard errors."
+        f"The grid has gaps: means are a fit of one {how} per parameter, {found.num_free} free numbers to "
+        f"{found.num_used} points; +- is three standard errors."
     ]
     for effect in found.effects:
         if effect.num_knots:

@@ -42,6 +42,7 @@ class Effect:
       elasticity: percent of the answer per percent of the axis, between its smallest and largest value;
         None for words, signs and zeros.
       error: standard error of the size; 0 when the means are averages of a full grid.
+      share_error: standard error of the size over the mean of the answer.
       elasticity_error: standard error of the elasticity, None where that is.
       num_knots: values between which a fit of few points took the term as straight; 0 when each has its own.
       note: why there is no figure; "" when there is one.
@@ -52,6 +53,7 @@ class Effect:
     means: tuple[float, ...]
     elasticity: float | None
     error: float = 0.0
+    share_error: float = 0.0
     elasticity_error: float | None = None
     num_knots: int = 0
     note: str = ""
@@ -70,14 +72,14 @@ class Sensitivity:
     Args:
       column: the answer.
       effects: of the axes.
-      mean: of the answer over all points that have one.
+      mean: of the answer, over the full grid; of a fit that of all values, of no fit that of the points.
       num_used: points that have one.
       num_points: of the sweep.
       is_average: whether the means are plain averages of a full grid of the values that have answers; else
-        they come from a least-squares fit of a sum of one term per axis, which a grid with gaps needs to
-        keep axes apart.
-      num_free: numbers of that sum.
-      explained: share of the answer's variance that such a sum explains, of a fit the adjusted one; the rest
+        they come from a fit of one term per axis, which a grid with gaps needs to keep axes apart.
+      is_product: whether the terms of that fit are multiplied.
+      num_free: numbers of the terms.
+      explained: share of the answer's variance that the terms explain, of a fit the adjusted one; the rest
         is interaction, None when the answer does not vary or nothing was fitted.
     """
 
@@ -87,6 +89,7 @@ class Sensitivity:
     num_used: int
     num_points: int
     is_average: bool
+    is_product: bool
     num_free: int
     explained: float | None
 
@@ -130,9 +133,11 @@ def sensitivity(table: Table, column: str) -> Sensitivity:
         raise InputError("objective", column, "has no number in any row")
     plan, y = table.plan, answers[used]
     dims = [idx for idx, length in enumerate(plan.shape) if length > 1]
-    levels = np.array([plan.levels(point) for point in plan.point_ids], dtype=np.int64)[used][:, dims]
+    asked = np.array([plan.levels(point) for point in plan.point_ids], dtype=np.int64)[:, dims]
+    levels = asked[used]
     lengths, names = [plan.shape[idx] for idx in dims], [plan.dimensions[idx] for idx in dims]
     seen = [len(np.unique(column)) for column in levels.T]
+    mean, is_product = float(y.mean()), False
     is_average = len(y) == math.prod(seen)
     if is_average:
         means = [_level_means(column, y, length) for column, length in zip(levels.T, lengths, strict=True)]
@@ -140,19 +145,21 @@ def sensitivity(table: Table, column: str) -> Sensitivity:
         effects = [_effect(table, *item) for item in zip(names, means, notes, strict=True)]
         num_free, explained = 1 + sum(seen) - len(seen), _explained(levels, y, means)
     else:
-        fit = fit_terms(levels, y, [_numbers(plan, group) for group in names], lengths)
+        numbers = [_numbers(plan, group) for group in names]
+        fit = fit_terms(levels, y, numbers, lengths, _is_open(asked, levels))
         effects = [
             _effect(table, group, term.means, term.note, term)
             for group, term in zip(names, fit.terms, strict=True)
         ]
-        num_free, explained = fit.num_free, fit.explained
+        num_free, explained, mean, is_product = fit.num_free, fit.explained, fit.mean, fit.is_product
     return Sensitivity(
         column=column,
         effects=tuple(sorted(effects, key=lambda effect: -effect.size)),
-        mean=float(y.mean()),
+        mean=mean,
         num_used=len(y),
         num_points=len(plan.point_ids),
         is_average=is_average,
+        is_product=is_product,
         num_free=num_free,
         explained=explained,
     )
@@ -204,6 +211,11 @@ def _costs(table: Table, objective: Objective) -> Floats:
     return numbers if objective.sense == "min" else -numbers
 
 
+def _is_open(asked: Ints, levels: Ints) -> list[bool]:
+    """Tell per axis whether values without an answer were just not drawn: one that was refused has none."""
+    return [bool(np.isin(*pair).all()) for pair in zip(asked.T, levels.T, strict=True)]
+
+
 def _level_means(levels: Ints, y: Floats, length: int) -> Floats:
     counts = np.bincount(levels, minlength=length)
     sums = np.bincount(levels, weights=y, minlength=length)
@@ -232,15 +244,17 @@ def _effect(
     levels = ["/".join(str(axes[name][idx]) for name in names) for idx in range(len(means))]
     numbers = None if note else _numbers(table.plan, names)
     elasticity, elasticity_error = _elasticity(numbers, means, term)
-    error = 0.0
+    error = share_error = 0.0
     if term is not None and not note:
-        error = term.error(int(np.nanargmax(means)), int(np.nanargmin(means)))
+        ends = int(np.nanargmax(means)), int(np.nanargmin(means))
+        error, share_error = term.error(*ends), term.share_error(*ends)
     return Effect(
         name="+".join(names),
         levels=tuple(levels),
         means=tuple(float(mean) for mean in means),
         elasticity=elasticity,
         error=error,
+        share_error=share_error,
         elasticity_error=elasticity_error,
         num_knots=0 if term is None else term.num_knots,
         note=note,
@@ -258,6 +272,5 @@ def _elasticity(
     width = math.log(numbers[high] / numbers[low])
     if not width:
         return None, None
-    # To first order the logarithm of a ratio errs by the difference's error over the mean of the two.
-    error = 0.0 if term is None else term.error(low, high) / (float(means[low] + means[high]) / 2) / width
+    error = 0.0 if term is None else term.log_error(low, high) / abs(width)
     return math.log(means[high] / means[low]) / width, error

@@ -82,7 +82,7 @@ def sensitivity_plot(found: Sensitivity, suffix: str) -> bytes:
     axes.invert_yaxis()
     axes.use_sticky_edges = False  # else the margin, where the labels stand, would end at the widest bar
     axes.margins(x=0.15)
-    how = "average" if found.is_average else "additive fit"
+    how = "average" if found.is_average else "fit"
     axes.set_xlabel(f"{found.column}: {how} over {found.num_used} of {found.num_points} points")
     axes.grid(axis="x", alpha=0.3)
     return _bytes(figure, suffix)
