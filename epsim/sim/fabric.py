@@ -3,7 +3,9 @@
 A port is one transmitter: a link, or a bundle of links that every flow through it uses in equal parts. What
 it sends needs room in the buffer at the far end of the link (its credit); the room comes back one link
 latency after the last byte has left that buffer. Virtual cut-through: a piece may leave a switch before its
-tail has come in, and never ends there before its tail arrives.
+tail has come in, and never ends there before its tail arrives. Its wait for the tail holds nobody else: a
+piece is many packets, and those of others pass between. A port gives a piece its whole service when the head
+goes, so another piece may be early by the services of those whose tails were still on their way.
 """
 
 from collections import defaultdict, deque
@@ -25,6 +27,7 @@ class Port:
       credit_bytes: room at the far end; None = never full.
 
     Attributes:
+      busy_ps: what its bytes took at its rate, retries included; waits for room or for a tail are none of it.
       upset: bytes sent -> ps that retries take besides; None = no retries.
       drains: the card behind it takes what comes in; else its buffer stays full (a fault).
     """
@@ -146,12 +149,14 @@ class Fabric:
         size = piece.num_bytes
         if port.credit is not None:
             port.credit -= size
-        end = max(now + port.service_ps(size), piece.tail_ps)
-        port.busy_ps += end - now
+        served = now + port.service_ps(size)
+        end = max(served, piece.tail_ps)
+        # While the tail is on its way, packets of others pass between: the port is charged its own time.
+        port.busy_ps += served - now
         port.num_bytes += size
-        port.free_ps = end
+        port.free_ps = served
         if self.sent is not None:
-            self.sent.append((port, now, end, size))
+            self.sent.append((port, now, served, size))
         if piece.hop:
             before = piece.path[piece.hop - 1]
             if self.is_fifo:
