@@ -232,7 +232,10 @@ def test_conform_writes_the_timeline_of_an_example(monkeypatch, capsys, jit_cach
         (["--backend", "twin", "--trace", "a.html"], "goes with --example"),
         (["--backend", "reference", "--example", "{}", "--trace", "a.html"], "goes with --backend twin"),
         (["--backend", "twin", "--example", "{}", "--trace", "a.csv"], "must end in .html or .json"),
-        (["--backend", "twin", "--example", "{}", "--trace", "no/a.html"], "must be in a folder that exists"),
+        (
+            ["--backend", "twin", "--example", "{}", "--trace", "no/a.html"],
+            "output file is 'no/a.html': cannot be written",
+        ),
     ],
 )
 def test_what_a_timeline_needs(capsys, words, said):
