@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -230,6 +231,11 @@ class Setting:
             pod_size=pod_size_of(network, size, None) if is_usual else pod_size,
         )  # fmt: skip
 
+    @cached_property
+    def counts(self) -> RowCounts:
+        """Rows of the routing, counted once."""
+        return count_rows(self.routed.config, self.routed.topk, pod_size=self.case.pod_size)
+
     @property
     def num_aivs(self) -> int:
         """Vector cores that the kernels use."""
@@ -237,7 +243,7 @@ class Setting:
 
     def run(self, level: Level) -> Simulation:
         """Simulate at one level."""
-        counts = count_rows(self.routed.config, self.routed.topk, pod_size=self.case.pod_size)
+        counts = self.counts
         loads = rank_loads(counts, per_expert=False, pod_dedup=False)
         closed = self.case.predict(
             Counted(draws=(counts,), text=self.routed.text, is_uniform=False, workload=self.routed.workload)
@@ -251,10 +257,9 @@ class Setting:
         """Refuse an event run of too many pieces; see `epsim.schedule.grain.check_pieces`."""
         from epsim.schedule.grain import Grain, check_pieces
 
-        counts = count_rows(self.routed.config, self.routed.topk, pod_size=self.case.pod_size)
         per_descriptor = self.platform.software.rows_per_descriptor_dispatch.value
         check_pieces(
-            Grain() if self.events is None else self.events.grain, np.asarray(counts.rows, np.int64),
+            Grain() if self.events is None else self.events.grain, np.asarray(self.counts.rows, np.int64),
             1 if self.operation == "combine" else int(per_descriptor),
             self.case.row.wire / self.platform.hardware.packet_payload.value,
         )  # fmt: skip

@@ -4,6 +4,7 @@ n own tokens, K top-k, R ranks, L local experts, N received records, X expanded 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,22 @@ RECEIVER_TABLES = ("psum_rank", "psum_expert", "recv_src_metadata")
 COUNT_MASK = (1 << ARRIVAL_SHIFT) - 1
 ARRIVAL_MASK = 0xFF << ARRIVAL_SHIFT
 """A count word holds the count below and the number of ranks that have added to it above."""
+
+
+class AwaitedCounts(NamedTuple):
+    """Words of the host workspace that are complete when all ranks have added to each of them.
+
+    Args:
+      first: number of the first word.
+      num_words: how many.
+      mask: of the bits that tell.
+      value: what they hold then.
+    """
+
+    first: int
+    num_words: int
+    mask: int
+    value: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +118,13 @@ def handle_shapes(config: EPConfig, num_tokens: int, num_records: int) -> dict[s
     }
 
 
-def count_ranges(config: EPConfig) -> tuple[tuple[int, int], ...]:
-    """Return (first word, number of words) of the counts by rank and by local expert."""
-    return (0, config.ep_size), (MAX_RANKS, config.num_experts // config.ep_size)
-
-
-def complete_counts(config: EPConfig) -> int:
-    """Return what a count word holds under `ARRIVAL_MASK` when all ranks have added to it."""
-    return config.ep_size << ARRIVAL_SHIFT
+def awaited_counts(config: EPConfig) -> tuple[AwaitedCounts, AwaitedCounts]:
+    """Return what the host waits for after a fresh dispatch: the counts by rank and by local expert."""
+    value = config.ep_size << ARRIVAL_SHIFT
+    return (
+        AwaitedCounts(0, config.ep_size, ARRIVAL_MASK, value),
+        AwaitedCounts(MAX_RANKS, config.num_experts // config.ep_size, ARRIVAL_MASK, value),
+    )
 
 
 def num_count_words(config: EPConfig) -> int:

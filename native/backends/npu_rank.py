@@ -22,13 +22,11 @@ from native.arguments import (
     RuntimeConfig,
 )
 from native.backends.calls import (
-    ARRIVAL_MASK,
     RECEIVER_TABLES,
     SENDER_TABLES,
     Limits,
-    complete_counts,
+    awaited_counts,
     configure,
-    count_ranges,
     handle_shapes,
     num_count_words,
     read_counts,
@@ -310,9 +308,9 @@ class NpuRank:
     def _wait_counts(self, buffer: RankBuffer) -> Array:
         """Read the counts of a dispatch off the host workspace; return [L] aligned rows."""
         config = buffer.config
-        for first, count in count_ranges(config):
+        for first, num_words, mask, value in awaited_counts(config):
             self._domain.wait_words(
-                HOST_COUNTS + 4 * first, count, mask=ARRIVAL_MASK, value=complete_counts(config),
+                HOST_COUNTS + 4 * first, num_words, mask=mask, value=value,
                 timeout_ms=1000 * CPU_TIMEOUT_SECS,
             )  # fmt: skip
         words = self._domain.host_words(HOST_COUNTS, num_count_words(config))

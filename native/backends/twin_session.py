@@ -27,13 +27,11 @@ from native.arguments import (
     RuntimeConfig,
 )
 from native.backends.calls import (
-    ARRIVAL_MASK,
     RECEIVER_TABLES,
     SENDER_TABLES,
     Limits,
-    complete_counts,
+    awaited_counts,
     configure,
-    count_ranges,
     handle_shapes,
     num_count_words,
     read_counts,
@@ -215,7 +213,10 @@ class TwinSession:
         """Queue both kernels of a dispatch on one rank; return the addresses of its outputs."""
         x, scales = payload.x[rank], None if payload.scales is None else payload.scales[rank]
         config, memory = kept.call.config, kept.memory[rank]
-        cfg = self._config(config, x, scales, payload)
+        cfg = self._config(
+            config, x, scales,
+            cached=payload.cached, cpu_sync=payload.cpu_sync, zero_padding=payload.zero_padding,
+        )  # fmt: skip
         image = image_bytes(config.num_topk, cfg.num_scale_packs, cached=payload.cached)
         given = {"x": self._put(rank, x, "x"), "metadata_image": self._alloc(rank, len(x) * image, "image")}
         out = {"recv_x": self._alloc(rank, kept.num_rows * cfg.payload_bytes, "recv_x")}
@@ -259,13 +260,9 @@ class TwinSession:
         return out
 
     def _config(
-        self, config: EPConfig, x: Array, scales: Array | None = None, payload: _Payload | None = None
+        self, config: EPConfig, x: Array, scales: Array | None = None, **flags: bool
     ) -> RuntimeConfig:
-        given = payload or _Payload(x=(), scales=None, weights=None, cached=False)
-        cfg = configure(
-            LIMITS, self._spec, config, x, scales,
-            cached=given.cached, cpu_sync=given.cpu_sync, zero_padding=given.zero_padding,
-        )  # fmt: skip
+        cfg = configure(LIMITS, self._spec, config, x, scales, **flags)
         for name, value in self._switches.items():
             setattr(cfg, name, value)
         return cfg
@@ -288,10 +285,8 @@ class TwinSession:
     def _wait_counts(self, rank: int, config: EPConfig) -> None:
         """Queue the host's wait for the counts of a fresh dispatch."""
         words = self._hosts[rank] + HOST_COUNTS
-        for first, count in count_ranges(config):
-            self._machine.enqueue_wait_words(
-                rank, words + 4 * first, count, ARRIVAL_MASK, complete_counts(config)
-            )
+        for first, num_words, mask, value in awaited_counts(config):
+            self._machine.enqueue_wait_words(rank, words + 4 * first, num_words, mask, value)
 
     def _counts(self, rank: int, kept: _Kept) -> tuple[int, int, tuple[int, ...]]:
         """Return records, rows and the aligned rows per expert, as the host knows them after a dispatch."""
