@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from epsim.errors import InputError
-from epsim.sweep.additive import Term, fit_terms
 from epsim.sweep.plan import Plan
 from epsim.sweep.table import Table, as_number
+from epsim.sweep.terms import Term, fit_terms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

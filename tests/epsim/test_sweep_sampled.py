@@ -7,10 +7,10 @@ import pytest
 
 from epsim.report.sweep import sweep_json, sweep_text
 from epsim.sweep import Sweep, make_plan
-from epsim.sweep.additive import MAX_KNOTS, SHAPED, fit_terms
 from epsim.sweep.analysis import parse_objective, sensitivity
 from epsim.sweep.journal import Record
 from epsim.sweep.table import as_number, make_table
+from epsim.sweep.terms import MAX_KNOTS, SHAPED, fit_terms
 
 SIGMAS = 5
 """Standard errors that an estimate may be off: of the about 100 compared here none in 10,000 runs is, if
